@@ -1,0 +1,42 @@
+# The commands of this repository; what they do is in the scripts named here. `make help` lists them.
+SHELL := /bin/bash
+RUN := . tests/env.sh;
+IMAGE ?= localhost/gpuvirt:test
+HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps tools build image check test demo demo-down install generate
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+deps: ## install the Debian packages and the Rust target that building and testing need (root)
+	@tests/deps.sh
+
+tools: deps ## build the test cluster's programs and the lab's kernel into ~/.cache/gpuvirt (20 minutes, once)
+	@$(RUN) cluster_tools && lab_tools
+
+build: ## build the release binary
+	@$(RUN) release
+
+image: build ## target/images/gpuvirt.tar: the product's image, without Docker; prints its size; IMAGE=name:tag (see also Containerfile)
+	@$(RUN) images/gpuvirt.sh "$$GPUVIRT_IMAGE_TAR" "$(IMAGE)" "$$TARGET/release/gpuvirt"
+
+check: ## the quick ring: format, lints, unit tests; no cluster, no root
+	@tests/run.sh quick
+
+test: ## all rings: the quick one, a real control plane with a real kubelet, and the lab node (root)
+	@tests/run.sh all
+
+demo: ## the main job on a real control plane and a node with a real IOMMU; DOWN=1 ends it by itself, FLIPS=10 measures (root)
+	@tests/demo.sh
+
+demo-down: ## end what `make demo` left running
+	@tests/demo.sh down
+
+install: ## install or upgrade the chart in the cluster that KUBECONFIG names; ARGS="--set …" goes to helm
+	@: "$${KUBECONFIG:?names the cluster to install into}"
+	$(HELM) upgrade --install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --wait --timeout 5m $(ARGS)
+
+generate: ## write the CRDs' YAML from their Rust types
+	cargo run --quiet --locked -- crds --write crds/generated

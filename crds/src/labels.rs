@@ -1,0 +1,47 @@
+//! Every label and annotation key of the contract, once.
+//!
+//! `nvidia.com/…` keys are those that users of NVIDIA's GPU Operator know; `gpuvirt.io/…` keys are ours.
+
+/// A node's workload mode: `container`, `vm-passthrough` or `vm-vgpu`. Written by the user.
+pub const WORKLOAD_CONFIG: &str = "nvidia.com/gpu.workload.config";
+/// `"true"` on nodes with an NVIDIA GPU. Written by the operator.
+pub const GPU_PRESENT: &str = "nvidia.com/gpu.present";
+/// Prefix of the gates that operands' node selectors use.
+pub const DEPLOY_PREFIX: &str = "nvidia.com/gpu.deploy.";
+/// `"false"` keeps every operand off the node. Written by the user.
+pub const DEPLOY_OPERANDS: &str = "nvidia.com/gpu.deploy.operands";
+/// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
+pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// The GPU's marketing name. Written by GPU feature discovery.
+pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
+/// Written by GPU feature discovery where a vGPU host driver runs: no MIG manager there.
+pub const VGPU_HOST_DRIVER_VERSION: &str = "nvidia.com/vgpu.host-driver-version";
+
+/// NFD's labels that hint at an NVIDIA GPU. Hints only: the proof is a `GPUNode`.
+pub const NFD_HINTS: [&str; 3] = [
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+];
+
+/// On every object that the operator applies: which ClusterPolicy asked for it.
+pub const POLICY: &str = "gpuvirt.io/policy";
+/// Annotation on applied objects: hash of what was applied last.
+pub const APPLIED_HASH: &str = "gpuvirt.io/applied-hash";
+/// Annotation on a ClusterPolicy: give up waiting for VMs when it is deleted.
+pub const FORCE_TEARDOWN: &str = "gpuvirt.io/force-teardown";
+/// Finalizer on a ClusterPolicy: operands leave in order, and not under a running VM.
+pub const TEARDOWN_FINALIZER: &str = "gpuvirt.io/teardown";
+/// Annotation on a node: the deploy keys that the operator has set there, so that it removes only its own.
+pub const MANAGED_DEPLOY: &str = "gpuvirt.io/managed-deploy-labels";
+
+/// Field manager of everything that the operator applies.
+pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";
+/// Field manager of `GPUNode.status.agent`.
+pub const AGENT_MANAGER: &str = "gpuvirt.io/agent";
+
+pub const APP: &str = "app";
+pub const APP_NAME: &str = "app.kubernetes.io/name";
+pub const APP_COMPONENT: &str = "app.kubernetes.io/component";
+pub const APP_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub const APP_PART_OF: &str = "app.kubernetes.io/part-of";

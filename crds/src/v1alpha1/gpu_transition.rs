@@ -1,0 +1,150 @@
+//! `GPUTransition`: one node on its way from a mode to another, with the plan, who is affected, and the approval.
+//!
+//! The operator creates it and removes it some time after the end. A person writes `spec.approved` and nothing else.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{WorkloadMode, schema};
+
+#[allow(clippy::duplicated_attributes, reason = "each printcolumn has a type of its own")]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "gpuvirt.io",
+    version = "v1alpha1",
+    kind = "GPUTransition",
+    plural = "gputransitions",
+    shortname = "gput",
+    category = "gpu",
+    status = "GPUTransitionStatus",
+    doc = "One node on its way from a workload mode to another.",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Node", type_ = "string", json_path = ".spec.node"),
+    printcolumn(name = "From", type_ = "string", json_path = ".spec.from"),
+    printcolumn(name = "To", type_ = "string", json_path = ".spec.to"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [schema::rule(
+    "!has(self.approved) || self.approved == self.planHash",
+    "approved must equal planHash: read status.plan again, then approve the hash that belongs to it",
+)]))]
+pub struct GPUTransitionSpec {
+    /// Name of the node.
+    #[schemars(extend("x-kubernetes-validations" = [schema::immutable("node")]))]
+    #[schemars(length(min = 1, max = 253))]
+    pub node: String,
+    /// The mode that the node leaves.
+    #[schemars(extend("x-kubernetes-validations" = [schema::immutable("from")]))]
+    pub from: WorkloadMode,
+    /// The mode that the node goes to.
+    #[schemars(extend("x-kubernetes-validations" = [schema::immutable("to")]))]
+    pub to: WorkloadMode,
+    /// Hash of `status.plan` and of the pods and VMs that it affects, lower-case hex.
+    /// Whoever writes a new one removes `approved` in the same write.
+    #[schemars(length(max = 64), regex(pattern = "^[0-9a-f]{8,64}$"))]
+    pub plan_hash: String,
+    /// The hash of the plan that a person agrees to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub approved: Option<String>,
+}
+
+impl GPUTransitionSpec {
+    /// Whether a person has agreed to this very plan.
+    pub fn is_approved(&self) -> bool {
+        self.approved.as_deref() == Some(self.plan_hash.as_str())
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct GPUTransitionStatus {
+    /// `metadata.generation` of the spec that this answers.
+    pub observed_generation: i64,
+    pub phase: TransitionPhase,
+    /// What it waits for, or why it ended: a sentence for a person.
+    pub message: String,
+    /// What will be done, one sentence a step, in order.
+    pub plan: Vec<String>,
+    /// Pods that use the node's GPUs, as `namespace/name`.
+    pub affected_pods: Vec<String>,
+    /// Virtual machine instances that use the node's GPUs, as `namespace/name`.
+    #[serde(rename = "affectedVMs")]
+    pub affected_vms: Vec<String>,
+    /// When the present phase is given up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Time>,
+    /// Phases that it has been through, oldest first.
+    pub history: Vec<TransitionEvent>,
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Where a node is on its way, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TransitionPhase {
+    /// The plan is made and checked against what the node shows.
+    #[default]
+    Preflight,
+    /// The budget lets another node go first.
+    WaitForSlot,
+    /// No new pod may come to the node.
+    Cordon,
+    /// Someone uses a GPU; the change waits for them to end.
+    WaitForUsers,
+    /// Users are being evicted.
+    Evict,
+    /// Advertisements and operands of the old mode are leaving.
+    Quiesce,
+    /// The agent has been asked for the new mode.
+    Switch,
+    /// The kernel is read until it shows the new mode.
+    Verify,
+    /// Labels and advertisements of the new mode appear.
+    Advertise,
+    /// The node takes pods again.
+    Uncordon,
+    /// The node serves the new mode.
+    Done,
+    /// Only a person can go on: `message` names the next step.
+    Blocked,
+    /// It was given up; the old mode is back where that was possible.
+    Failed,
+}
+
+impl TransitionPhase {
+    /// Whether nothing more will happen.
+    pub const fn is_final(self) -> bool {
+        match self {
+            Self::Done | Self::Failed => true,
+            Self::Preflight
+            | Self::WaitForSlot
+            | Self::Cordon
+            | Self::WaitForUsers
+            | Self::Evict
+            | Self::Quiesce
+            | Self::Switch
+            | Self::Verify
+            | Self::Advertise
+            | Self::Uncordon
+            | Self::Blocked => false,
+        }
+    }
+}
+
+/// The entry into a phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TransitionEvent {
+    pub phase: TransitionPhase,
+    /// When it was entered.
+    pub at: Time,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}

@@ -1,0 +1,198 @@
+//! `GPUVirtConfig`: settings of ours that the peer's `ClusterPolicy` has no field for, and the report per operand and mode.
+//!
+//! The object is optional and there is one, named `default`. Without it every default below holds.
+
+use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Condition, util::intstr::IntOrString};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{WorkloadMode, schema};
+
+/// The only name that a `GPUVirtConfig` may have.
+pub const CONFIG_NAME: &str = "default";
+
+#[allow(clippy::duplicated_attributes, reason = "each printcolumn has a type of its own")]
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "gpuvirt.io",
+    version = "v1alpha1",
+    kind = "GPUVirtConfig",
+    plural = "gpuvirtconfigs",
+    category = "gpu",
+    status = "GPUVirtConfigStatus",
+    doc = "Settings of gpuvirt, and what of it is ready. The one object is named `default`.",
+    derive = "PartialEq",
+    derive = "Default",
+    validation = Rule::new("self.metadata.name == 'default'")
+        .message("there is one GPUVirtConfig and its name is default: rename this object"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(default, rename_all = "camelCase")]
+pub struct GPUVirtConfigSpec {
+    /// Which nodes the agent runs on.
+    pub discovery: Discovery,
+    /// Resource names in place of those made from the PCI id table.
+    #[schemars(
+        length(max = 256),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["selector"])
+    )]
+    pub resource_aliases: Vec<ResourceAlias>,
+    /// What may be ended on a node so that its mode can change.
+    pub evict: Evict,
+    /// How many nodes change at a time.
+    pub budget: Budget,
+    /// What is done in KubeVirt's own configuration.
+    pub kubevirt: KubeVirt,
+    /// Seconds between two looks of an agent at its node when no event has asked for one; jitter is added.
+    #[schemars(range(min = 10, max = 86_400))]
+    pub resync_seconds: u32,
+}
+
+impl Default for GPUVirtConfigSpec {
+    fn default() -> Self {
+        Self {
+            discovery: Discovery::default(),
+            resource_aliases: Vec::new(),
+            evict: Evict::default(),
+            budget: Budget::default(),
+            kubevirt: KubeVirt::default(),
+            resync_seconds: 300,
+        }
+    }
+}
+
+/// Which nodes the agent runs on. A node with `nvidia.com/gpu.deploy.operands=false` has no agent either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Discovery {
+    /// Every Linux node; nothing else has to label them.
+    #[default]
+    AllNodes,
+    /// Nodes that carry NFD's PCI labels or `nvidia.com/gpu.present=true`.
+    Labels,
+}
+
+/// One device id and the name that it is offered under.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceAlias {
+    /// Vendor and device id in lower case, as in `10de:1eb8`.
+    #[schemars(regex(pattern = r"^[0-9a-f]{4}:[0-9a-f]{4}$"))]
+    pub selector: String,
+    /// Full resource name, as in `nvidia.com/T4`.
+    #[schemars(
+        length(max = 317),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+    )]
+    pub name: String,
+}
+
+/// What may be ended on a node so that its mode can change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Evict {
+    /// Nothing: a change waits until the GPUs are free.
+    #[default]
+    Never,
+    /// Pods that use a GPU, by the eviction API. Virtual machines block the change.
+    Pods,
+    /// Virtual machines too, once a person has approved the plan that names them.
+    #[serde(rename = "PodsAndVMs")]
+    PodsAndVms,
+}
+
+/// How many nodes change at a time. Both limits hold.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Budget {
+    /// Nodes in transition at once.
+    #[schemars(range(min = 1))]
+    pub max_parallel: u32,
+    /// GPU nodes that may be unavailable at once, as a count or a share like `25%`, rounded up.
+    pub max_unavailable: IntOrString,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) }
+    }
+}
+
+/// What is done in KubeVirt's own configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KubeVirt {
+    /// Whether advertised resources are entered in `permittedHostDevices`.
+    pub mode: KubeVirtMode,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum KubeVirtMode {
+    /// Advertised resources are kept in `permittedHostDevices` of `HyperConverged`, or else of `KubeVirt`, where one is found.
+    #[default]
+    Auto,
+    /// Neither is read nor written; the resources are permitted there by hand.
+    Off,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct GPUVirtConfigStatus {
+    /// `metadata.generation` of the spec that this answers.
+    pub observed_generation: i64,
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    /// Per operand how many nodes have it, and why not all.
+    pub operands: Vec<OperandStatus>,
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["mode"]))]
+    /// Per mode how many nodes serve it, and why not all.
+    pub modes: Vec<ModeStatus>,
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+}
+
+/// One operand's DaemonSet or Deployment. It is ready when `desired == updated == ready`, also at 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OperandStatus {
+    pub name: String,
+    /// Nodes whose mode asks for it.
+    #[serde(default)]
+    pub desired: i32,
+    /// Pods of the current revision.
+    #[serde(default)]
+    pub updated: i32,
+    /// Pods that are ready.
+    #[serde(default)]
+    pub ready: i32,
+    /// One CamelCase word; empty while all is well.
+    #[serde(default)]
+    pub reason: String,
+    /// A sentence for a person.
+    #[serde(default)]
+    pub message: String,
+}
+
+/// The nodes of one mode.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModeStatus {
+    pub mode: WorkloadMode,
+    /// GPU nodes that are to be in it.
+    #[serde(default)]
+    pub nodes: i32,
+    /// How many of them are.
+    #[serde(default)]
+    pub ready: i32,
+    /// Why the others are not, one sentence each.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+}

@@ -1,0 +1,387 @@
+//! The node room: its own `GPUNode`, the kubelet, and the host through the crate `vfio`.
+//!
+//! ```text
+//! GPUNode.spec ─┐
+//! uevents ──────┤          look → plan → execute → look again        ┌─▶ device plugins ─▶ kubelet
+//! holders' ends ┼─▶ round ───────────(own thread)────────────────────┼─▶ GPUNode.status.agent
+//! allocations ──┤                                                    └─▶ events
+//! slow resync ──┘
+//! ```
+//! Ending the agent changes nothing on the host: the next one goes on from the journal.
+
+mod desired;
+pub mod device_plugin;
+mod holders;
+mod readable;
+mod report;
+mod translate;
+mod uevent;
+pub mod vfio_manager;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use crds::v1alpha1::{Advertise, GPUNode};
+use futures::StreamExt;
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    runtime::{WatchStreamExt, watcher::watch_object},
+};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until},
+};
+use vfio::{PciAddress, Root};
+
+use self::{
+    desired::Desired,
+    device_plugin::{DevicePlugins, Offer},
+    holders::HolderEnds,
+    report::Reporter,
+    vfio_manager::{Observation, VfioManager, Wish},
+};
+use crate::{
+    cluster::events::{Events, Notice},
+    shutdown::Shutdown,
+    telemetry::Telemetry,
+};
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node: String,
+    pub identity: String,
+    /// Where the host's `/` is mounted.
+    pub host_root: PathBuf,
+    /// The kubelet's directory, as the host sees it.
+    pub kubelet_root: PathBuf,
+    /// How often the host is looked at when nothing has asked for it; jitter is added.
+    pub resync: Duration,
+    pub listen: SocketAddr,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no connection to the API server can be configured")]
+    Client(#[source] kube::Error),
+    #[error(transparent)]
+    Host(#[from] vfio_manager::Error),
+    #[error("host root {root} cannot be opened: mount the host's file system there or set --host-root")]
+    Root { root: PathBuf, source: std::io::Error },
+    #[error("this program's own file cannot be named")]
+    Executable(#[source] std::io::Error),
+    #[error("kernel uevents cannot be followed")]
+    Uevents(#[source] std::io::Error),
+    #[error("probes cannot be served on {listen}")]
+    Probes { listen: SocketAddr, source: std::io::Error },
+    #[error("the thread that works on the host has ended")]
+    Worker,
+}
+
+/// Events come in bursts (eight GPUs, each unbound and bound): one look for all of them.
+const SETTLE: Duration = Duration::from_millis(50);
+/// After a boot, how long the API server may be silent before the last order is followed.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A pod opens its device some time after it was given it; these looks see it.
+const AFTER_ALLOCATION: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(30)];
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Runs until shutdown, or until something ends that the agent cannot be without.
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
+    let client = Client::try_default().await.map_err(Error::Client)?;
+    let telemetry = Telemetry::default();
+    let serve = tokio::spawn(telemetry.clone().serve(config.listen, shutdown.clone()));
+    let due = Arc::new(Notify::new());
+    let uevents = uevent::Uevents::open().map_err(Error::Uevents)?;
+    let agent = Agent::new(client.clone(), &config, due.clone(), telemetry, &shutdown)?;
+    let (node_tx, node_rx) = watch::channel(None);
+    tokio::select! {
+        ended = agent.run(node_rx, shutdown.clone()) => ended,
+        error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
+        () = follow_gpu_node(client, &config.node, node_tx) => Err(Error::Worker),
+        served = serve => match served {
+            Ok(Err(source)) => Err(Error::Probes { listen: config.listen, source }),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        },
+    }
+}
+
+/// What is known of our own object: nothing yet, or that there is none, or the object.
+type Known = Option<Option<GPUNode>>;
+
+async fn follow_gpu_node(client: Client, node: &str, known: watch::Sender<Known>) {
+    let api: Api<GPUNode> = Api::all(client);
+    let mut objects = watch_object(api, node).default_backoff().boxed();
+    while let Some(next) = objects.next().await {
+        match next {
+            Ok(object) => {
+                known.send_replace(Some(object));
+            }
+            Err(error) => tracing::warn!(%error, "own GPUNode cannot be watched, trying again; GPUs stay as they are"),
+        }
+    }
+}
+
+struct Agent {
+    manager: Option<VfioManager>,
+    plugins: DevicePlugins,
+    reporter: Reporter,
+    events: Events,
+    desired: Desired,
+    ends: HolderEnds,
+    due: Arc<Notify>,
+    allocated: Arc<Notify>,
+    telemetry: Telemetry,
+    metrics: Metrics,
+    resync: Duration,
+    /// Refusals that were told in an event, so that each is told once.
+    told: BTreeMap<PciAddress, String>,
+}
+
+#[derive(Clone, Default)]
+struct Metrics {
+    gpus: Gauge,
+    in_use: Gauge,
+    round_milliseconds: Gauge,
+    work_milliseconds: Gauge,
+}
+
+impl Agent {
+    fn new(
+        client: Client,
+        config: &Config,
+        due: Arc<Notify>,
+        telemetry: Telemetry,
+        shutdown: &Shutdown,
+    ) -> Result<Self, Error> {
+        let helper = std::env::current_exe().map_err(Error::Executable)?;
+        let manager = VfioManager::open(&config.host_root, helper)?;
+        let allocated = Arc::new(Notify::new());
+        let plugins = plugins(config, allocated.clone(), shutdown)?;
+        let metrics = telemetry.register(|registry| {
+            let metrics = Metrics::default();
+            registry.register("gpuvirt_gpus", "GPUs on this node", metrics.gpus.clone());
+            registry.register("gpuvirt_gpus_in_use", "GPUs that a process has open", metrics.in_use.clone());
+            registry.register(
+                "gpuvirt_round_milliseconds",
+                "Duration of the last look at the host, work included",
+                metrics.round_milliseconds.clone(),
+            );
+            registry.register(
+                "gpuvirt_mode_change_milliseconds",
+                "Duration of the last change of drivers",
+                metrics.work_milliseconds.clone(),
+            );
+            metrics
+        });
+        Ok(Self {
+            manager: Some(manager),
+            plugins,
+            reporter: Reporter::new(client.clone(), config.node.clone()),
+            events: Events::new(client, "gpuvirt-agent", &config.identity),
+            desired: Desired::below(&config.host_root),
+            ends: HolderEnds::default(),
+            due,
+            allocated,
+            telemetry,
+            metrics,
+            resync: jittered(config.resync, &config.node),
+            told: BTreeMap::new(),
+        })
+    }
+
+    async fn run(mut self, mut node: watch::Receiver<Known>, shutdown: Shutdown) -> Result<(), Error> {
+        let mut states = self.plugins.subscribe();
+        let silent_since = Instant::now();
+        let mut looks: Vec<Instant> = vec![Instant::now()];
+        loop {
+            let next = looks.iter().min().copied().unwrap_or_else(|| Instant::now() + self.resync);
+            tokio::select! {
+                () = shutdown.begun() => break,
+                changed = node.changed() => if changed.is_err() { return Err(Error::Worker) },
+                changed = states.changed() => if changed.is_err() { return Err(Error::Worker) },
+                () = self.due.notified() => sleep(SETTLE).await,
+                () = self.allocated.notified() => {
+                    looks.extend(AFTER_ALLOCATION.map(|after| Instant::now() + after));
+                    continue;
+                }
+                () = sleep_until(next) => {}
+            }
+            let now = Instant::now();
+            looks.retain(|look| *look > now);
+            let known = node.borrow_and_update().clone();
+            states.borrow_and_update();
+            let wish = self.wish(known.as_ref(), silent_since);
+            let reported = self.round(known, wish).await?;
+            looks.push(match reported {
+                Reported::Yes => now + self.resync,
+                Reported::TryAgain => now + RETRY,
+            });
+            if known_nothing(&node) {
+                looks.push(silent_since + PATIENCE);
+                looks.retain(|look| *look > Instant::now());
+            }
+        }
+        self.plugins.stop().await;
+        Ok(())
+    }
+
+    /// The order in force. While the API server has said nothing since the start: none at first, then the last one.
+    fn wish(&mut self, known: Option<&Option<GPUNode>>, silent_since: Instant) -> Wish {
+        match known {
+            Some(Some(gpu_node)) => {
+                if let Err(error) = self.desired.keep(&gpu_node.spec) {
+                    tracing::warn!(error = crate::chain(&error), "order not kept for the next boot");
+                }
+                Wish { spec: gpu_node.spec.clone() }
+            }
+            Some(None) => Wish::default(),
+            None if silent_since.elapsed() < PATIENCE => Wish::default(),
+            None => match self.desired.read() {
+                Ok(Some(spec)) => {
+                    tracing::warn!("API server is away: following the last order");
+                    Wish { spec }
+                }
+                Ok(None) => Wish::default(),
+                Err(error) => {
+                    tracing::warn!(error = crate::chain(&error), "no last order");
+                    Wish::default()
+                }
+            },
+        }
+    }
+
+    async fn round(&mut self, known: Known, wish: Wish) -> Result<Reported, Error> {
+        // What is withdrawn is withdrawn before anything else happens.
+        if wish.spec.advertise == Advertise::Withdrawn && known.is_some() {
+            self.plugins.offer(Offer::new());
+        }
+        let began = Instant::now();
+        let observation = self.look(wish.clone()).await?;
+        self.measure(&observation, began.elapsed());
+        let offer = translate::offer(&wish, &observation);
+        // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
+        if known.is_some() || wish.spec.advertise == Advertise::Offered {
+            self.plugins.offer(offer.clone());
+        }
+        let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
+        self.ends.follow(pids, &self.due);
+        let reported = match known {
+            Some(Some(gpu_node)) => {
+                self.tell(&observation, &gpu_node).await;
+                self.report(&gpu_node, &observation, &offer).await
+            }
+            Some(None) if observation.inventory.gpus().is_empty() => Ok(()),
+            Some(None) => self.reporter.create().await,
+            None => Ok(()),
+        };
+        self.telemetry.set_ready();
+        Ok(match reported {
+            Ok(()) => Reported::Yes,
+            Err(error) => {
+                tracing::warn!(error = crate::chain(&error), "not reported, trying again; GPUs stay as they are");
+                Reported::TryAgain
+            }
+        })
+    }
+
+    /// The host is worked on by one thread at a time: the manager moves there and back.
+    async fn look(&mut self, wish: Wish) -> Result<Observation, Error> {
+        let mut manager = self.manager.take().ok_or(Error::Worker)?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let observation = manager.round(&wish);
+            (manager, observation)
+        });
+        let (manager, observation) = worked.await.map_err(|_| Error::Worker)?;
+        self.manager = Some(manager);
+        Ok(observation)
+    }
+
+    async fn report(
+        &mut self,
+        gpu_node: &GPUNode,
+        observation: &Observation,
+        offer: &Offer,
+    ) -> Result<(), report::Error> {
+        let plugins = self.plugins.subscribe().borrow().clone();
+        let status = translate::status(
+            &translate::Report {
+                observation,
+                plugins: &plugins,
+                offered: offer,
+                generation: gpu_node.metadata.generation.unwrap_or_default(),
+                old: gpu_node.status.as_ref().and_then(|status| status.agent.as_ref()),
+            },
+            &Time(Timestamp::now()),
+        );
+        self.reporter.write(gpu_node, status).await
+    }
+
+    /// A refusal is an event once, until it changes or ends.
+    async fn tell(&mut self, observation: &Observation, gpu_node: &GPUNode) {
+        let about = ObjectReference {
+            api_version: Some(GPUNode::api_version(&()).into_owned()),
+            kind: Some(GPUNode::kind(&()).into_owned()),
+            name: Some(gpu_node.name_any()),
+            uid: gpu_node.uid(),
+            ..ObjectReference::default()
+        };
+        self.told.retain(|gpu, _| observation.refusals.contains_key(gpu));
+        for (gpu, refusal) in &observation.refusals {
+            if self.told.get(gpu) != Some(&refusal.message) {
+                let notice =
+                    Notice::warning("GPURefused", "ChangeDriver", format!("{}: {}", refusal.reason, refusal.message));
+                self.events.publish(&notice, &about).await;
+                self.told.insert(*gpu, refusal.message.clone());
+            }
+        }
+    }
+
+    fn measure(&self, observation: &Observation, took: Duration) {
+        let milliseconds = |d: Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        self.metrics.gpus.set(count(observation.inventory.gpus().len()));
+        self.metrics.in_use.set(count(observation.holders.values().filter(|holders| !holders.is_empty()).count()));
+        self.metrics.round_milliseconds.set(milliseconds(took));
+        if let Some(worked) = observation.worked {
+            self.metrics.work_milliseconds.set(milliseconds(worked));
+        }
+    }
+}
+
+enum Reported {
+    Yes,
+    TryAgain,
+}
+
+fn known_nothing(node: &watch::Receiver<Known>) -> bool {
+    node.borrow().is_none()
+}
+
+/// Agents of a cluster that started together do not look together. Up to a tenth later, by the node's name.
+fn jittered(resync: Duration, node: &str) -> Duration {
+    let sum: u32 = node.bytes().map(u32::from).sum();
+    resync + resync.mul_f64(f64::from(sum % 100) / 1000.0)
+}
+
+fn plugins(config: &Config, allocated: Arc<Notify>, shutdown: &Shutdown) -> Result<DevicePlugins, Error> {
+    let below = |path: &Path| config.host_root.join(path.strip_prefix("/").unwrap_or(path));
+    let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
+    let iommufd = vfio::Host::exists(&root, Path::new("/dev/iommu"));
+    let recheck = move |id: &str| {
+        allocated.notify_one();
+        translate::recheck(&vfio::observe(&root), id)
+    };
+    let config = device_plugin::Config {
+        socket_dir: below(&config.kubelet_root).join("device-plugins"),
+        iommufd,
+        recheck: Arc::new(recheck),
+    };
+    Ok(DevicePlugins::start(config, shutdown.receiver()))
+}

@@ -1,0 +1,235 @@
+//! The one file that knows both vocabularies: the host library's and the cluster's.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use crds::{
+    WorkloadMode,
+    conditions::{Verdict, merge},
+    v1alpha1::{
+        Advertise, AgentFunction, AgentStatus, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal,
+        ResourceStatus, Summary,
+    },
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviations};
+
+use super::{
+    device_plugin::{Device, Health, Offer, ResourceName, States, names},
+    vfio_manager::{Observation, Wish},
+};
+
+pub fn refusal(refusal: &vfio::Refusal) -> Refusal {
+    Refusal { reason: refusal.reason().to_owned(), message: refusal.to_string() }
+}
+
+pub fn failure(reason: &str, error: &dyn std::error::Error) -> Refusal {
+    Refusal { reason: reason.to_owned(), message: crate::chain(error) }
+}
+
+pub fn execution(error: &ExecuteError) -> Refusal {
+    let reason = match error {
+        ExecuteError::Kernel { source: KernelError::Hung { .. }, .. } => "NeedsReboot",
+        ExecuteError::Kernel { source: KernelError::Module { .. }, .. } => "ModuleNotLoaded",
+        ExecuteError::Kernel { source: KernelError::Refused { .. }, .. } => "KernelRefused",
+        ExecuteError::Kernel { source: KernelError::Child { .. }, .. } => "WriteFailed",
+        ExecuteError::Journal { .. } => "JournalNotWritten",
+    };
+    failure(reason, error)
+}
+
+/// The mode that the kernel shows for a GPU and its group, if it shows one whole.
+fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
+    let address = gpu.primary.address;
+    if deviations(inventory, address, Binding::Vfio).is_empty() {
+        Some(WorkloadMode::VmPassthrough)
+    } else if deviations(inventory, address, Binding::Host).is_empty() {
+        Some(WorkloadMode::Container)
+    } else {
+        None
+    }
+}
+
+/// What may be handed out: GPUs that are asked to be in passthrough, and are.
+pub fn offer(wish: &Wish, observation: &Observation) -> Offer {
+    let mut offer = Offer::new();
+    if wish.spec.advertise == Advertise::Withdrawn || !wish.has(AgentFunction::SandboxDevicePlugin) {
+        return offer;
+    }
+    for gpu in observation.inventory.gpus() {
+        let asked = wish.mode(gpu.primary.address) == Some(WorkloadMode::VmPassthrough);
+        if !asked || shown(&observation.inventory, &gpu) != Some(WorkloadMode::VmPassthrough) {
+            continue;
+        }
+        match names::resource_name(gpu.primary.vendor, gpu.primary.device) {
+            Ok(name) => offer.entry(name).or_default().push(device(&gpu)),
+            Err(error) => tracing::warn!(gpu = %gpu.primary.address, %error, "GPU is not offered"),
+        }
+    }
+    offer
+}
+
+fn device(gpu: &Gpu<'_>) -> Device {
+    let members = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
+    let mut nodes: Vec<PathBuf> =
+        gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}"))).into_iter().collect();
+    nodes.extend(
+        members.filter_map(|f| f.vfio_dev.as_ref()).map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}"))),
+    );
+    Device {
+        id: gpu.primary.address.to_string(),
+        health: Health::Healthy,
+        numa_node: gpu.primary.numa_node,
+        nodes,
+        group: gpu.group,
+    }
+}
+
+/// Before a device is handed out: the kernel still shows what was offered.
+pub fn recheck(inventory: &Inventory, id: &str) -> Result<(), String> {
+    let address = id.parse().map_err(|error: vfio::address::AddressError| error.to_string())?;
+    let still = deviations(inventory, address, Binding::Vfio);
+    match still.is_empty() {
+        true => Ok(()),
+        false => Err(still.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+    }
+}
+
+/// Everything about a round that the cluster is told.
+pub struct Report<'a> {
+    pub observation: &'a Observation,
+    pub plugins: &'a States,
+    pub offered: &'a Offer,
+    pub generation: i64,
+    pub old: Option<&'a AgentStatus>,
+}
+
+pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
+    let inventory = &report.observation.inventory;
+    let gpus: Vec<GPUStatus> = inventory.gpus().iter().map(|gpu| gpu_status(report, gpu)).collect();
+    let old = report.old.map(|old| old.conditions.as_slice()).unwrap_or_default();
+    AgentStatus {
+        observed_generation: report.generation,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        summary: summary(&gpus),
+        host: host(inventory),
+        conditions: conditions(report, &gpus, old, now),
+        gpus,
+        resources: resources(report.plugins, report.offered),
+        plan: report.observation.plan.clone(),
+        errors: inventory.errors.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
+    let observation = report.observation;
+    let primary = gpu.primary;
+    let mode = shown(&observation.inventory, gpu);
+    let obstacles = WorkloadMode::ALL.into_iter().filter(|m| Some(*m) != mode).filter_map(|mode| {
+        let refusal = observation.obstacles.get(&(primary.address, mode))?;
+        Some(Obstacle { mode, reason: refusal.reason.clone(), message: refusal.message.clone() })
+    });
+    let holders = observation.holders.get(&primary.address).into_iter().flatten();
+    GPUStatus {
+        address: primary.address.to_string(),
+        id: id(primary),
+        class: format!("0x{:06x}", primary.class),
+        product: names::product(primary.vendor, primary.device).unwrap_or("unknown").to_owned(),
+        mode,
+        driver: primary.driver.clone(),
+        iommu_group: gpu.group.and_then(|group| i32::try_from(group).ok()),
+        companions: gpu.companions.iter().map(|f| companion(f)).collect(),
+        numa_node: primary.numa_node.map(i32::from),
+        resource: names::resource_name(primary.vendor, primary.device).ok().map(|name| name.as_str().to_owned()),
+        holders: holders.map(holder).collect(),
+        obstacles: obstacles.collect(),
+        refusal: observation.refusals.get(&primary.address).cloned(),
+    }
+}
+
+fn id(function: &Function) -> String {
+    format!("{:04x}:{:04x}", function.vendor, function.device)
+}
+
+fn companion(function: &Function) -> FunctionStatus {
+    FunctionStatus { address: function.address.to_string(), id: id(function), driver: function.driver.clone() }
+}
+
+fn holder(holder: &vfio::Holder) -> Holder {
+    Holder {
+        pid: holder.pid,
+        command: holder.command.clone(),
+        path: holder.path.display().to_string(),
+        pod: holder.pod.clone(),
+    }
+}
+
+fn summary(gpus: &[GPUStatus]) -> Summary {
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let mut drivers: Vec<&str> = gpus.iter().map(|gpu| gpu.driver.as_deref().unwrap_or("none")).collect();
+    drivers.sort_unstable();
+    drivers.dedup();
+    let driver = match drivers.as_slice() {
+        [] => "none",
+        [one] => one,
+        [_, ..] => "mixed",
+    };
+    Summary {
+        gpus: count(gpus.len()),
+        in_use: count(gpus.iter().filter(|gpu| !gpu.holders.is_empty()).count()),
+        driver: driver.to_owned(),
+    }
+}
+
+fn host(inventory: &Inventory) -> HostFacts {
+    let facts = &inventory.facts;
+    HostFacts {
+        kernel: facts.kernel_release.clone(),
+        architecture: facts.architecture.clone(),
+        os: format!("{}{}", facts.os_id, facts.os_version),
+        iommu: facts.iommu,
+        iommufd: facts.iommufd,
+    }
+}
+
+/// What the kubelet has been told, also what is on its way out: it counts as gone only when the plugin is.
+fn resources(plugins: &States, offered: &Offer) -> Vec<ResourceStatus> {
+    let devices: BTreeMap<&ResourceName, Vec<String>> =
+        offered.iter().map(|(name, devices)| (name, devices.iter().map(|d| d.id.clone()).collect())).collect();
+    plugins
+        .iter()
+        .map(|(name, state)| ResourceStatus {
+            name: name.as_str().to_owned(),
+            devices: devices.get(name).cloned().unwrap_or_default(),
+            registered: state.registered,
+        })
+        .collect()
+}
+
+fn conditions(report: &Report<'_>, gpus: &[GPUStatus], old: &[Condition], now: &Time) -> Vec<Condition> {
+    let observation = report.observation;
+    let iommu = match observation.inventory.facts.iommu {
+        true => Verdict::yes("IommuEnabled", "Enabled", "devices have IOMMU groups"),
+        false => Verdict::no(
+            "IommuEnabled",
+            "IommuOff",
+            "no device has an IOMMU group: enable VT-d or AMD-Vi in firmware and boot with intel_iommu=on or amd_iommu=on; until then no GPU can go to a VM",
+        ),
+    };
+    let refused: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.refusal.as_ref()).map(|r| r.message.as_str()).collect();
+    let modes = match refused.is_empty() {
+        true => Verdict::yes("ModesReached", "Reached", "every GPU is in the mode asked for, or none is asked for"),
+        false => Verdict::no("ModesReached", "Refused", refused.join("; ")),
+    };
+    let errors = observation.inventory.errors.iter().map(ToString::to_string);
+    let errors: Vec<String> = errors.chain(observation.complaints.iter().cloned()).collect();
+    let observed = match errors.is_empty() {
+        true => Verdict::yes("Observed", "Complete", "every PCI function could be read"),
+        false => Verdict::no("Observed", "Incomplete", errors.join("; ")),
+    };
+    let waiting: Vec<&str> = report.plugins.values().filter(|s| !s.registered).map(|s| s.message.as_str()).collect();
+    let registered = match waiting.is_empty() {
+        true => Verdict::yes("Registered", "Registered", "the kubelet knows every resource that is offered"),
+        false => Verdict::no("Registered", "WaitingForKubelet", waiting.join("; ")),
+    };
+    merge(old, &[iommu, modes, observed, registered], Some(report.generation), now)
+}

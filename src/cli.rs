@@ -1,0 +1,231 @@
+//! Commands, flags and environment: the only place that reads them.
+
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    agent,
+    operator::{self, policy::Installation, uninstall},
+    shutdown::Shutdown,
+    telemetry::{LogFormat, init_logs},
+};
+
+/// NVIDIA GPUs for containers and for KubeVirt virtual machines, in one cluster.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    /// Log level, or a filter such as `info,vfio=debug`.
+    #[arg(long, env = "LOG_LEVEL", default_value = "info", global = true)]
+    log_level: String,
+    #[arg(long, env = "LOG_FORMAT", default_value = "text", value_enum, global = true)]
+    log_format: LogFormat,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the operator: ClusterPolicy and node labels to operands and GPUNodes.
+    Operator(OperatorArgs),
+    /// Runs the agent of one node: GPUs to vfio-pci and back, offered to the kubelet.
+    Agent(AgentArgs),
+    /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
+    Uninstall(UninstallArgs),
+    /// Makes room for an NVIDIA driver: unloads what an earlier one has left.
+    PrepareDriver(HostArgs),
+    /// Prints what this host has: GPUs, groups, drivers, holders. Needs no cluster.
+    Inspect(HostArgs),
+    /// Prints the custom resource definitions, or writes them to a folder.
+    Crds {
+        #[arg(long)]
+        write: Option<PathBuf>,
+    },
+    /// Writes one value to one kernel file; the agent runs it with a deadline.
+    #[command(name = vfio::kernel::COMMAND, hide = true)]
+    KernelWrite {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct OperatorArgs {
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+    /// Distinguishes replicas.
+    #[arg(long, env = "POD_NAME")]
+    identity: String,
+    /// Log level of the agent and the helper containers.
+    #[arg(long, env = "LOG_LEVEL", default_value = "info")]
+    operand_log_level: String,
+    /// This program's image, which the agent runs too.
+    #[arg(long, env = "GPUVIRT_IMAGE")]
+    image: String,
+    #[arg(long, env = "GPUVIRT_IMAGE_PULL_POLICY", default_value = "IfNotPresent")]
+    image_pull_policy: String,
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
+struct AgentArgs {
+    #[arg(long, env = "NODE_NAME")]
+    node: String,
+    #[arg(long, env = "POD_NAME", default_value = "gpuvirt-agent")]
+    identity: String,
+    #[command(flatten)]
+    host: HostArgs,
+    /// The kubelet's directory, as the host sees it.
+    #[arg(long, default_value = "/var/lib/kubelet")]
+    kubelet_root: PathBuf,
+    /// Seconds between two looks at the host when no event has asked for one.
+    #[arg(long, default_value_t = 300)]
+    resync_seconds: u64,
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
+struct HostArgs {
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/")]
+    host_root: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct UninstallArgs {
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+    /// Removes also while VMs use GPUs, and without a living operator. GPUs in use stay as they are.
+    #[arg(long)]
+    force: bool,
+    /// As in `90s` or `5m`.
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    timeout: Duration,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} is no duration: use 90s or 5m"))?;
+    match unit {
+        "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number * 60)),
+        "h" => Ok(Duration::from_secs(number * 3600)),
+        _ => Err(format!("{text:?} is no duration: use 90s or 5m")),
+    }
+}
+
+/// Runs what the command line asks for.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    init_logs(&cli.log_level, cli.log_format);
+    match dispatch(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Operator(args) => runtime()?.block_on(Box::pin(async {
+            operator::run(args.into(), shutdown()?).await?;
+            anyhow::Ok(())
+        }))?,
+        Command::Agent(args) => runtime()?.block_on(Box::pin(async {
+            agent::run(args.into(), shutdown()?).await?;
+            anyhow::Ok(())
+        }))?,
+        Command::Uninstall(args) => runtime()?.block_on(Box::pin(async {
+            let client =
+                kube::Client::try_default().await.context("no connection to the API server can be configured")?;
+            uninstall::run(&client, &args.into()).await?;
+            anyhow::Ok(())
+        }))?,
+        Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
+        Command::Inspect(args) => crate::inspect::run(&args.host_root)?,
+        Command::Crds { write } => crds_command(write)?,
+        Command::KernelWrite { args } => {
+            let code = vfio::kernel::child_main(args);
+            return Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One thread: both programs wait far more than they work, and each further thread costs memory on every node.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")
+}
+
+fn shutdown() -> anyhow::Result<Shutdown> {
+    Shutdown::on_signals().context("signals cannot be handled")
+}
+
+#[expect(clippy::print_stdout, reason = "this command's answer goes to standard output")]
+fn crds_command(write: Option<PathBuf>) -> anyhow::Result<()> {
+    match write {
+        Some(dir) => crds::write_generated(&dir).map(drop)?,
+        None => {
+            for (_, crd) in crds::generated() {
+                print!("{}", crds::to_yaml(&crd)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl From<OperatorArgs> for operator::Config {
+    fn from(args: OperatorArgs) -> Self {
+        Self {
+            installation: Installation {
+                namespace: args.namespace,
+                image: args.image,
+                pull_policy: args.image_pull_policy,
+                log_level: args.operand_log_level,
+            },
+            identity: args.identity,
+            listen: args.listen,
+        }
+    }
+}
+
+impl From<AgentArgs> for agent::Config {
+    fn from(args: AgentArgs) -> Self {
+        Self {
+            node: args.node,
+            identity: args.identity,
+            host_root: args.host.host_root,
+            kubelet_root: args.kubelet_root,
+            resync: Duration::from_secs(args.resync_seconds.max(1)),
+            listen: args.listen,
+        }
+    }
+}
+
+impl From<UninstallArgs> for uninstall::Options {
+    fn from(args: UninstallArgs) -> Self {
+        Self { namespace: args.namespace, force: args.force, timeout: args.timeout }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
+        assert!(duration("5").is_err() && duration("m").is_err());
+    }
+}

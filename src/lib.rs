@@ -1,0 +1,35 @@
+//! gpuvirt: NVIDIA GPUs for containers and for KubeVirt virtual machines, in one cluster.
+//!
+//! | room | may reach |
+//! |---|---|
+//! | [`operator`] | the API server; never a host |
+//! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
+//! | [`cluster`] | kube: apply, events, lease |
+//! | [`cli`] | arguments and environment; nothing else reads them |
+//!
+//! The contract with users is the crate `crds`.
+
+pub mod agent;
+pub mod cli;
+pub mod cluster;
+pub mod inspect;
+pub mod operator;
+pub mod prepare_driver;
+pub mod shutdown;
+pub mod telemetry;
+
+/// An error and all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Transparent wrappers repeat their source.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

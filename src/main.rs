@@ -1,0 +1,5 @@
+//! See [`gpuvirt::cli`].
+
+fn main() -> std::process::ExitCode {
+    gpuvirt::cli::main()
+}

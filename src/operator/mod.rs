@@ -1,0 +1,125 @@
+//! The cluster room: it talks to the API server only.
+//!
+//! ```text
+//! Node labels ─┐                      ┌─▶ Node labels (deploy gates)
+//! GPUNode ─────┼─▶ node controller ───┼─▶ GPUNode.spec, status.operator
+//! operand pods ┘      ▲ mode policy   └─▶ events
+//! ClusterPolicy ─┐    │
+//! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
+//! ```
+
+pub mod node;
+pub mod policy;
+pub mod uninstall;
+mod world;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use futures::future::join_all;
+use kube::Client;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::{Notify, mpsc, watch};
+
+use self::{
+    node::pods::NodePods,
+    policy::Installation,
+    world::{NodeWork, Wake, World},
+};
+use crate::{
+    cluster::{apply::Applier, events::Events, lease},
+    shutdown::Shutdown,
+    telemetry::Telemetry,
+};
+
+pub const LEASE: &str = "gpuvirt-operator";
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub installation: Installation,
+    /// Distinguishes replicas: the pod's name.
+    pub identity: String,
+    pub listen: SocketAddr,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no connection to the API server can be configured")]
+    Client(#[source] kube::Error),
+    #[error(transparent)]
+    Lease(#[from] lease::Error),
+    #[error("probes cannot be served on {listen}")]
+    Probes { listen: SocketAddr, source: std::io::Error },
+}
+
+/// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
+    let client = Client::try_default().await.map_err(Error::Client)?;
+    let telemetry = Telemetry::default();
+    let leading = telemetry.register(|registry| {
+        let leading: Gauge = Gauge::default();
+        registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
+        leading
+    });
+    let serve = tokio::spawn(telemetry.clone().serve(config.listen, shutdown.clone()));
+    // A replica that waits for the lease is healthy.
+    telemetry.set_ready();
+    let work = async {
+        let namespace = config.installation.namespace.clone();
+        let Some(held) = lease::acquire(&client, &namespace, LEASE, &config.identity, &shutdown).await else {
+            return Ok(());
+        };
+        leading.set(1);
+        let epoch = held.epoch();
+        tokio::select! {
+            kept = held.keep(shutdown.clone()) => kept.map_err(Error::Lease),
+            () = lead(&client, config.clone(), epoch) => Ok(()),
+        }
+    };
+    tokio::select! {
+        done = work => done,
+        served = serve => match served {
+            Ok(Err(source)) => Err(Error::Probes { listen: config.listen, source }),
+            Ok(Ok(())) | Err(_) => Ok(()),
+        },
+    }
+}
+
+/// Everything that writes, while the lease is held.
+async fn lead(client: &Client, config: Config, epoch: i64) {
+    let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
+    let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()) };
+    let (world, follow) = World::new(client, &config.installation.namespace, &wake);
+    let mut follow = join_all(follow);
+    // Before the first list nothing is known, and "nothing there" would be acted upon.
+    tokio::select! {
+        filled = world.filled() => if filled.is_err() { return },
+        _ = &mut follow => return,
+    }
+    let epoch = epoch.max(world.highest_epoch() + 1);
+    let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
+    let (policy_tx, policy_rx) = watch::channel(None);
+    let node_context = Arc::new(node::Context {
+        client: client.clone(),
+        world: world.clone(),
+        pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        events: events.clone(),
+        epoch,
+        policy: policy_rx,
+    });
+    let policy_context = Arc::new(policy::Context {
+        client: client.clone(),
+        world: world.clone(),
+        applier: Applier::new(client.clone(), config.installation.namespace.clone()),
+        events,
+        installation: config.installation,
+        schema: policy::Context::schema_verdict(client).await,
+        node_policy: policy_tx,
+    });
+    wake.policy.notify_one();
+    let due = wake.policy.clone();
+    tokio::join!(
+        follow,
+        policy::run(policy_context, due, || wake.node(NodeWork::All)),
+        node::run(node_context, nodes_rx),
+    );
+}

@@ -1,0 +1,183 @@
+//! The deploy labels of each mode: which operands a node asks for.
+//!
+//! The tables are those that users of NVIDIA's operator know (gpu-operator 26.7 node labelling), so that selectors and
+//! dashboards keep working; functions that our agent performs keep their keys, and `=false` switches them off.
+
+use std::collections::BTreeMap;
+
+use crds::{WorkloadMode, labels, v1alpha1::AgentFunction};
+
+/// What is run on vm-passthrough nodes: KubeVirt VMs, or Kata containers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SandboxMode {
+    #[default]
+    KubeVirt,
+    Kata,
+}
+
+const CONTAINER: &[&str] = &[
+    "client",
+    "container-toolkit",
+    "dcgm",
+    "dcgm-exporter",
+    "device-plugin",
+    "driver",
+    "gpu-feature-discovery",
+    "node-status-exporter",
+    "operator-validator",
+];
+const PASSTHROUGH_KUBEVIRT: &[&str] =
+    &["cc-manager", "client", "kata-manager", "sandbox-device-plugin", "sandbox-validator", "vfio-manager"];
+const PASSTHROUGH_KATA: &[&str] =
+    &["cc-manager", "client", "kata-manager", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager"];
+const VGPU: &[&str] =
+    &["cc-manager", "client", "sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager"];
+const MIG_MANAGER: &str = "mig-manager";
+
+/// Suffixes of `nvidia.com/gpu.deploy.` that nodes of this mode carry, without the MIG manager.
+fn table(mode: WorkloadMode, sandbox: SandboxMode) -> &'static [&'static str] {
+    match (mode, sandbox) {
+        (WorkloadMode::Container, _) => CONTAINER,
+        (WorkloadMode::VmPassthrough, SandboxMode::KubeVirt) => PASSTHROUGH_KUBEVIRT,
+        (WorkloadMode::VmPassthrough, SandboxMode::Kata) => PASSTHROUGH_KATA,
+        (WorkloadMode::VmVgpu, _) => VGPU,
+    }
+}
+
+/// All keys that a node of this mode carries.
+pub fn wanted(mode: WorkloadMode, sandbox: SandboxMode, node: &BTreeMap<String, String>) -> Vec<String> {
+    let mig = mode == WorkloadMode::Container && mig_capable(node);
+    table(mode, sandbox).iter().copied().chain(mig.then_some(MIG_MANAGER)).map(key).collect()
+}
+
+/// Every key of any table: what the operator may remove.
+pub fn known() -> impl Iterator<Item = String> {
+    let mut suffixes: Vec<&str> = [CONTAINER, PASSTHROUGH_KUBEVIRT, PASSTHROUGH_KATA, VGPU, &[MIG_MANAGER]].concat();
+    suffixes.sort_unstable();
+    suffixes.dedup();
+    suffixes.into_iter().map(key)
+}
+
+fn key(suffix: &str) -> String {
+    format!("{}{suffix}", labels::DEPLOY_PREFIX)
+}
+
+/// A vGPU host is none; else what GPU feature discovery says; else what the product's name tells.
+fn mig_capable(node: &BTreeMap<String, String>) -> bool {
+    if node.get(labels::VGPU_HOST_DRIVER_VERSION).is_some_and(|v| !v.is_empty()) {
+        return false;
+    }
+    match node.get(labels::MIG_CAPABLE) {
+        Some(value) => value == "true",
+        None => node.get(labels::GPU_PRODUCT).is_some_and(|product| {
+            let product = product.to_lowercase();
+            ["h100", "a100", "a30"].iter().any(|name| product.contains(name))
+        }),
+    }
+}
+
+/// Label changes (`None` removes) that bring the node's deploy keys to exactly `keys`.
+///
+/// An admin's `false` survives every change, and so does any other value on a key that stays
+/// (`paused-for-driver-upgrade`, `pre-installed`); an empty value counts as absent, since driver managers leave it behind.
+pub fn patch(node: &BTreeMap<String, String>, keys: &[String]) -> BTreeMap<String, Option<String>> {
+    let mut changes = BTreeMap::new();
+    for key in keys {
+        if node.get(key).is_none_or(String::is_empty) {
+            changes.insert(key.clone(), Some("true".to_owned()));
+        }
+    }
+    for key in known().filter(|key| !keys.contains(key)) {
+        if node.get(&key).is_some_and(|value| value != "false") {
+            changes.insert(key, None);
+        }
+    }
+    changes
+}
+
+/// Agent functions that the admin has switched off on this node.
+pub fn disabled(node: &BTreeMap<String, String>) -> Vec<AgentFunction> {
+    [
+        ("vfio-manager", AgentFunction::VfioManager),
+        ("sandbox-device-plugin", AgentFunction::SandboxDevicePlugin),
+        ("sandbox-validator", AgentFunction::SandboxValidator),
+        ("vgpu-device-manager", AgentFunction::VgpuDeviceManager),
+    ]
+    .into_iter()
+    .filter(|(suffix, _)| node.get(&key(suffix)).is_some_and(|value| value == "false"))
+    .map(|(_, function)| function)
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
+        labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    fn applied(mut node: BTreeMap<String, String>, mode: WorkloadMode) -> BTreeMap<String, String> {
+        let keys = wanted(mode, SandboxMode::KubeVirt, &node);
+        for (key, value) in patch(&node, &keys) {
+            match value {
+                Some(value) => node.insert(key, value),
+                None => node.remove(&key),
+            };
+        }
+        node
+    }
+
+    #[test]
+    fn a_mode_change_leaves_exactly_the_keys_of_the_new_mode() {
+        let container = applied(node(&[]), WorkloadMode::Container);
+        let vgpu = applied(container, WorkloadMode::VmVgpu);
+        let keys: Vec<_> = vgpu.keys().map(|k| k.trim_start_matches(labels::DEPLOY_PREFIX)).collect();
+        assert_eq!(keys, VGPU);
+    }
+
+    #[test]
+    fn an_admins_false_survives_every_mode_change() {
+        let mut labels = node(&[("nvidia.com/gpu.deploy.dcgm", "false")]);
+        for mode in
+            [WorkloadMode::Container, WorkloadMode::VmVgpu, WorkloadMode::VmPassthrough, WorkloadMode::Container]
+        {
+            labels = applied(labels, mode);
+            assert_eq!(labels["nvidia.com/gpu.deploy.dcgm"], "false", "{mode}");
+        }
+    }
+
+    #[test]
+    fn a_paused_operand_stays_paused_in_its_mode_and_an_empty_value_is_absent() {
+        let labels = node(&[("nvidia.com/gpu.deploy.driver", "pre-installed"), ("nvidia.com/gpu.deploy.client", "")]);
+        let labels = applied(labels, WorkloadMode::Container);
+        assert_eq!(labels["nvidia.com/gpu.deploy.driver"], "pre-installed");
+        assert_eq!(labels["nvidia.com/gpu.deploy.client"], "true");
+    }
+
+    #[test]
+    fn a_settled_node_is_not_written_again() {
+        let labels = applied(node(&[]), WorkloadMode::VmPassthrough);
+        assert!(patch(&labels, &wanted(WorkloadMode::VmPassthrough, SandboxMode::KubeVirt, &labels)).is_empty());
+    }
+
+    #[test]
+    fn kata_nodes_get_the_kata_device_plugin() {
+        let keys = wanted(WorkloadMode::VmPassthrough, SandboxMode::Kata, &node(&[]));
+        assert!(keys.contains(&"nvidia.com/gpu.deploy.kata-sandbox-device-plugin".to_owned()));
+        assert!(!keys.contains(&"nvidia.com/gpu.deploy.sandbox-device-plugin".to_owned()));
+    }
+
+    #[test]
+    fn the_mig_manager_goes_where_the_gpu_can_do_mig_and_is_no_vgpu_host() {
+        let mig = |labels: &[(&str, &str)]| {
+            wanted(WorkloadMode::Container, SandboxMode::KubeVirt, &node(labels))
+                .contains(&"nvidia.com/gpu.deploy.mig-manager".to_owned())
+        };
+        assert!(mig(&[(labels::MIG_CAPABLE, "true")]));
+        assert!(mig(&[(labels::GPU_PRODUCT, "NVIDIA-A100-SXM4-80GB")]));
+        assert!(!mig(&[(labels::GPU_PRODUCT, "NVIDIA-A100-SXM4-80GB"), (labels::MIG_CAPABLE, "false")]));
+        assert!(!mig(&[(labels::MIG_CAPABLE, "true"), (labels::VGPU_HOST_DRIVER_VERSION, "550.90")]));
+        assert!(!mig(&[]));
+    }
+}

@@ -1,0 +1,232 @@
+//! The node controller: one node's labels and its `GPUNode`, whenever either moves.
+//!
+//! [`decide`] says what to write; this file reads, writes and tells.
+
+pub mod decide;
+pub mod gates;
+pub mod mode;
+pub mod pods;
+mod preflight;
+pub mod readiness;
+mod report;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crds::{
+    labels,
+    v1alpha1::{GPUNode, GPUNodeSpec, OperatorStatus},
+};
+use futures::{Stream, StreamExt, stream};
+use k8s_openapi::{
+    api::core::v1::{Node, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{Patch, PatchParams},
+    core::PartialObjectMeta,
+    runtime::{
+        controller::{self, Action, ReconcileRequest, applier},
+        reflector::ObjectRef,
+    },
+};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use self::{
+    decide::{Decision, Observed, Order, decide},
+    mode::NodePolicy,
+    pods::NodePods,
+};
+use super::world::{NodeWork, World};
+use crate::cluster::events::Events;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("labels of node {node} cannot be patched")]
+    PatchNode { node: String, source: Box<kube::Error> },
+    #[error("GPUNode {node} cannot be applied")]
+    ApplyGPUNode { node: String, source: Box<kube::Error> },
+}
+
+/// Several nodes at a time, one piece of work a node.
+const CONCURRENCY: u16 = 16;
+
+pub struct Context {
+    pub client: Client,
+    pub world: World,
+    pub pods: NodePods,
+    pub events: Events,
+    pub epoch: i64,
+    /// The active policy; without one nodes are left alone.
+    pub policy: watch::Receiver<Option<NodePolicy>>,
+}
+
+type NodeMeta = PartialObjectMeta<Node>;
+
+/// Runs until the stream of work ends.
+pub async fn run(context: Arc<Context>, work: mpsc::UnboundedReceiver<NodeWork>) {
+    let store = context.world.nodes.clone();
+    let config = controller::Config::default().concurrency(CONCURRENCY);
+    let queue = queue(&context, work);
+    let reconcile = |node, context| Box::pin(reconcile(node, context));
+    applier(reconcile, retry, context, store, queue, config)
+        .for_each(|result| async move {
+            if let Err(error) = result {
+                tracing::debug!(%error, "node not reconciled");
+            }
+        })
+        .await;
+}
+
+fn queue(
+    context: &Arc<Context>,
+    work: mpsc::UnboundedReceiver<NodeWork>,
+) -> impl Stream<Item = Result<ReconcileRequest<NodeMeta>, std::convert::Infallible>> + use<> {
+    let world = context.world.clone();
+    UnboundedReceiverStream::new(work).flat_map(move |work| {
+        let names: Vec<String> = match work {
+            NodeWork::One(name) => vec![name],
+            NodeWork::All => world.nodes.state().iter().map(|node| node.name_any()).collect(),
+        };
+        stream::iter(names.into_iter().map(|name| Ok(ObjectRef::<NodeMeta>::new(&name).into())))
+    })
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the applier's signature")]
+fn retry(node: Arc<NodeMeta>, error: &Error, _: Arc<Context>) -> Action {
+    tracing::warn!(node = node.name_any(), error = crate::chain(error), "node not reconciled, trying again");
+    Action::requeue(Duration::from_secs(5))
+}
+
+async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action, Error> {
+    let Some(policy) = context.policy.borrow().clone() else {
+        return Ok(Action::await_change());
+    };
+    let name = node.name_any();
+    let guarded = context.world.gpu_node(&name);
+    let gpu_node = match guarded.as_deref().map(|guard| &guard.0) {
+        None => None,
+        Some(Ok(gpu_node)) => Some(gpu_node),
+        Some(Err(invalid)) => {
+            tracing::warn!(node = name, error = %invalid, "GPUNode does not decode: the node is left alone");
+            return Ok(Action::await_change());
+        }
+    };
+    let pods = context.pods.get(&name);
+    let observed = Observed {
+        name: &name,
+        labels: node.labels(),
+        gpu_node,
+        policy: &policy,
+        pods: pods.as_deref(),
+        epoch: context.epoch,
+    };
+    let Decision { labels, order, watch_pods } = decide(&observed);
+    if watch_pods {
+        context.pods.watch(&name);
+    } else {
+        context.pods.forget(&name);
+    }
+    patch_labels(&context.client, &node, labels).await?;
+    if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
+        apply(&context, &node, gpu_node, order).await?;
+    }
+    Ok(Action::await_change())
+}
+
+/// By merge patch with the UID: an apply to a node that is gone would create it.
+async fn patch_labels(client: &Client, node: &NodeMeta, labels: BTreeMap<String, Option<String>>) -> Result<(), Error> {
+    if labels.is_empty() {
+        return Ok(());
+    }
+    let nodes: Api<NodeMeta> = Api::all(client.clone());
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": labels}});
+    let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
+    match nodes.patch_metadata(&node.name_any(), &params, &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
+        Err(source) => Err(Error::PatchNode { node: node.name_any(), source: Box::new(source) }),
+    }
+}
+
+async fn apply(context: &Context, node: &NodeMeta, gpu_node: &GPUNode, order: Order) -> Result<(), Error> {
+    let name = node.name_any();
+    let api: Api<GPUNode> = Api::all(context.client.clone());
+    let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
+    let old = gpu_node.status.as_ref().and_then(|status| status.operator.as_ref());
+    let now = Time(Timestamp::now());
+    let status = report::status(old, &order, &name, gpu_node.metadata.generation, &now);
+    let failed = |source| Error::ApplyGPUNode { node: name.clone(), source: Box::new(source) };
+
+    // The status first: what it says of the mode that was served last must outlive a crash between the two writes.
+    if old != Some(&status) {
+        let patch = status_patch(gpu_node, &status);
+        match api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
+            Ok(_) => {}
+            Err(error) if gone(&error) => return Ok(()),
+            Err(source) => return Err(failed(source)),
+        }
+        let about = reference(node);
+        for notice in report::notices(old, &order, &name) {
+            context.events.publish(&notice, &about).await;
+        }
+    }
+    if same_order(&gpu_node.spec, &order.spec) && owned(gpu_node, node) {
+        return Ok(());
+    }
+    let patch = spec_patch(gpu_node, node, &order.spec);
+    match api.patch(&name, &params, &Patch::Apply(&patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
+        Err(source) => Err(failed(source)),
+    }
+}
+
+/// A new epoch alone asks nothing of an agent.
+fn same_order(old: &GPUNodeSpec, new: &GPUNodeSpec) -> bool {
+    *old == GPUNodeSpec { epoch: old.epoch, ..new.clone() }
+}
+
+fn owned(gpu_node: &GPUNode, node: &NodeMeta) -> bool {
+    gpu_node.owner_references().iter().any(|owner| Some(&owner.uid) == node.meta().uid.as_ref())
+}
+
+fn spec_patch(gpu_node: &GPUNode, node: &NodeMeta, spec: &GPUNodeSpec) -> serde_json::Value {
+    json!({
+        "apiVersion": GPUNode::api_version(&()),
+        "kind": GPUNode::kind(&()),
+        "metadata": {
+            "name": node.name_any(),
+            "uid": gpu_node.uid(),
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node.name_any(), "uid": node.uid()}],
+        },
+        "spec": spec,
+    })
+}
+
+fn status_patch(gpu_node: &GPUNode, status: &OperatorStatus) -> serde_json::Value {
+    json!({
+        "apiVersion": GPUNode::api_version(&()),
+        "kind": GPUNode::kind(&()),
+        "metadata": {"name": gpu_node.name_any(), "uid": gpu_node.uid()},
+        "status": {"operator": status},
+    })
+}
+
+/// The object has gone, or another one has its name by now: its own event brings the next reconcile.
+fn gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
+}
+
+fn reference(node: &NodeMeta) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.name_any()),
+        uid: node.uid(),
+        ..ObjectReference::default()
+    }
+}

@@ -1,0 +1,136 @@
+//! The effective workload mode of a node: its label, or the policy's default, and what is wrong with the label.
+
+use std::collections::BTreeMap;
+
+use crds::{WorkloadMode, labels};
+
+use super::gates::SandboxMode;
+use crate::cluster::events::Notice;
+
+/// What the node controller needs to know of the ClusterPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePolicy {
+    /// Name of the ClusterPolicy, for messages.
+    pub name: String,
+    pub sandbox: Sandbox,
+    /// The policy is going away: nodes are brought back to what they were.
+    pub teardown: bool,
+}
+
+/// `spec.sandboxWorkloads`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sandbox {
+    /// As NVIDIA's operator does it: every node is a container node, whatever its label says.
+    Off,
+    On {
+        default: WorkloadMode,
+        mode: SandboxMode,
+    },
+}
+
+impl Sandbox {
+    pub fn mode(self) -> SandboxMode {
+        match self {
+            Self::Off => SandboxMode::default(),
+            Self::On { mode, .. } => mode,
+        }
+    }
+}
+
+/// A label that does not mean what its author thinks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Complaint {
+    Invalid { value: String, used: WorkloadMode },
+    SandboxOff { value: String, policy: String },
+}
+
+impl Complaint {
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid { .. } => "InvalidWorkloadConfig",
+            Self::SandboxOff { .. } => "SandboxWorkloadsDisabled",
+        }
+    }
+
+    pub fn message(&self, node: &str) -> String {
+        match self {
+            Self::Invalid { value, used } => format!(
+                "node {node} has label {}={value}, which is no workload mode: {used} is used; set container, vm-passthrough or vm-vgpu",
+                labels::WORKLOAD_CONFIG
+            ),
+            Self::SandboxOff { value, policy } => format!(
+                "node {node} has label {}={value}, which has no effect while sandbox workloads are off: kubectl patch clusterpolicy {policy} --type merge -p '{{\"spec\":{{\"sandboxWorkloads\":{{\"enabled\":true}}}}}}'",
+                labels::WORKLOAD_CONFIG
+            ),
+        }
+    }
+
+    pub fn notice(&self, node: &str) -> Notice {
+        Notice::warning(self.reason(), "ReadWorkloadConfig", self.message(node))
+    }
+}
+
+/// The mode that the node should be in, and a complaint about its label if there is one.
+pub fn effective(node: &BTreeMap<String, String>, policy: &NodePolicy) -> (WorkloadMode, Option<Complaint>) {
+    let label = node.get(labels::WORKLOAD_CONFIG);
+    match (policy.sandbox, label) {
+        (Sandbox::Off, None) => (WorkloadMode::Container, None),
+        (Sandbox::Off, Some(value)) if value == WorkloadMode::Container.as_str() => (WorkloadMode::Container, None),
+        (Sandbox::Off, Some(value)) => {
+            (WorkloadMode::Container, Some(Complaint::SandboxOff { value: value.clone(), policy: policy.name.clone() }))
+        }
+        (Sandbox::On { default, .. }, None) => (default, None),
+        (Sandbox::On { default, .. }, Some(value)) => match value.parse() {
+            Ok(mode) => (mode, None),
+            Err(_unknown) => (default, Some(Complaint::Invalid { value: value.clone(), used: default })),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(sandbox: Sandbox) -> NodePolicy {
+        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false }
+    }
+
+    fn on(default: WorkloadMode) -> NodePolicy {
+        policy(Sandbox::On { default, mode: SandboxMode::KubeVirt })
+    }
+
+    fn labelled(value: &str) -> BTreeMap<String, String> {
+        [(labels::WORKLOAD_CONFIG.to_owned(), value.to_owned())].into()
+    }
+
+    #[test]
+    fn the_label_decides() {
+        assert_eq!(effective(&labelled("vm-vgpu"), &on(WorkloadMode::Container)), (WorkloadMode::VmVgpu, None));
+    }
+
+    #[test]
+    fn without_a_label_the_default_holds() {
+        assert_eq!(effective(&BTreeMap::new(), &on(WorkloadMode::VmPassthrough)), (WorkloadMode::VmPassthrough, None));
+    }
+
+    #[test]
+    fn an_unknown_label_falls_back_to_the_default_and_says_so() {
+        let (mode, complaint) = effective(&labelled("vm-passthru"), &on(WorkloadMode::Container));
+        assert_eq!(mode, WorkloadMode::Container);
+        let message = complaint.expect("complaint").message("n1");
+        assert!(message.contains("n1") && message.contains("vm-passthru"), "{message}");
+    }
+
+    #[test]
+    fn with_sandbox_workloads_off_a_vm_label_has_no_effect_and_says_how_to_turn_them_on() {
+        let (mode, complaint) = effective(&labelled("vm-passthrough"), &policy(Sandbox::Off));
+        assert_eq!(mode, WorkloadMode::Container);
+        let message = complaint.expect("complaint").message("n1");
+        assert!(message.contains(r#"{"spec":{"sandboxWorkloads":{"enabled":true}}}"#), "{message}");
+    }
+
+    #[test]
+    fn with_sandbox_workloads_off_a_container_label_is_fine() {
+        assert_eq!(effective(&labelled("container"), &policy(Sandbox::Off)).1, None);
+    }
+}

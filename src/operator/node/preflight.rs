@@ -1,0 +1,128 @@
+//! What would stop a mode change, seen before anything is touched.
+
+use std::collections::BTreeSet;
+
+use crds::{
+    WorkloadMode,
+    v1alpha1::{AgentStatus, GPUStatus, Holder},
+};
+
+/// Why a node cannot leave its mode, and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    pub reason: String,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Preflight {
+    Clear,
+    Blocked(Blocked),
+    /// A holder may be one of our own operands; that is known once the node's operand pods are.
+    NeedsPods,
+}
+
+/// `operands`: UIDs of our operands' pods on the node, which leave in the quiesce step and so do not block; `None` while
+/// they are not known.
+pub fn preflight(agent: &AgentStatus, desired: WorkloadMode, operands: Option<&BTreeSet<String>>) -> Preflight {
+    let mut needs_pods = false;
+    for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(desired)) {
+        if let Some(obstacle) = gpu.obstacles.iter().find(|o| o.mode == desired) {
+            return Preflight::Blocked(Blocked { reason: obstacle.reason.clone(), message: obstacle.message.clone() });
+        }
+        for holder in &gpu.holders {
+            match (&holder.pod, operands) {
+                (Some(pod), Some(operands)) if operands.contains(pod) => {}
+                (Some(_), None) => needs_pods = true,
+                (Some(_), Some(_)) | (None, _) => return Preflight::Blocked(in_use(gpu, holder, desired)),
+            }
+        }
+    }
+    if needs_pods { Preflight::NeedsPods } else { Preflight::Clear }
+}
+
+fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode) -> Blocked {
+    let pod = holder.pod.as_ref().map(|uid| format!(" of the pod with UID {uid}")).unwrap_or_default();
+    Blocked {
+        reason: "GPUInUse".to_owned(),
+        message: format!(
+            "GPU {} is held by {} (pid {}){pod} through {}: {desired} begins by itself once that has ended",
+            gpu.address, holder.command, holder.pid, holder.path
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::v1alpha1::Obstacle;
+
+    use super::*;
+
+    fn agent() -> AgentStatus {
+        AgentStatus {
+            gpus: vec![GPUStatus {
+                address: "0000:01:00.0".to_owned(),
+                mode: Some(WorkloadMode::Container),
+                ..GPUStatus::default()
+            }],
+            ..AgentStatus::default()
+        }
+    }
+
+    fn held_by(pod: Option<&str>) -> AgentStatus {
+        let mut agent = agent();
+        agent.gpus[0].holders = vec![Holder {
+            pid: 4711,
+            command: "qemu".to_owned(),
+            path: "/dev/nvidia0".to_owned(),
+            pod: pod.map(str::to_owned),
+        }];
+        agent
+    }
+
+    const TO: WorkloadMode = WorkloadMode::VmPassthrough;
+
+    fn blocked(preflight: Preflight) -> Blocked {
+        match preflight {
+            Preflight::Blocked(blocked) => blocked,
+            other @ (Preflight::Clear | Preflight::NeedsPods) => panic!("not blocked: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_idle_gpu_is_clear_without_looking_at_pods() {
+        assert_eq!(preflight(&agent(), TO, None), Preflight::Clear);
+    }
+
+    #[test]
+    fn an_obstacle_blocks_with_its_own_words() {
+        let mut agent = agent();
+        let obstacle = Obstacle { mode: TO, reason: "IommuOff".to_owned(), message: "set intel_iommu=on".to_owned() };
+        agent.gpus[0].obstacles = vec![obstacle];
+        assert_eq!(blocked(preflight(&agent, TO, None)).reason, "IommuOff");
+        assert_eq!(preflight(&agent, WorkloadMode::VmVgpu, None), Preflight::Clear, "another mode is not concerned");
+    }
+
+    #[test]
+    fn a_process_without_a_pod_blocks_and_is_named() {
+        let message = blocked(preflight(&held_by(None), TO, None)).message;
+        for part in ["0000:01:00.0", "4711", "qemu", "/dev/nvidia0"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_pod_blocks_unless_it_is_an_operand_of_ours() {
+        let agent = held_by(Some("abc"));
+        assert_eq!(preflight(&agent, TO, None), Preflight::NeedsPods);
+        assert_eq!(preflight(&agent, TO, Some(&["abc".to_owned()].into())), Preflight::Clear);
+        assert_eq!(blocked(preflight(&agent, TO, Some(&["def".to_owned()].into()))).reason, "GPUInUse");
+    }
+
+    #[test]
+    fn a_held_gpu_that_is_already_there_does_not_block() {
+        let mut agent = held_by(None);
+        agent.gpus[0].mode = Some(TO);
+        assert_eq!(preflight(&agent, TO, None), Preflight::Clear);
+    }
+}

@@ -1,0 +1,88 @@
+//! Whether a node serves its mode, and if not, why.
+
+use crds::{
+    WorkloadMode,
+    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUStatus},
+};
+
+/// Reason of a node that the operator has left.
+pub const TORN_DOWN: &str = "TornDown";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readiness {
+    pub ready: bool,
+    /// One CamelCase word.
+    pub reason: String,
+    pub message: String,
+}
+
+impl Readiness {
+    pub fn yes(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { ready: true, reason: reason.into(), message: message.into() }
+    }
+
+    pub fn no(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { ready: false, reason: reason.into(), message: message.into() }
+    }
+}
+
+/// Of a node that should be serving `mode`.
+pub fn of(agent: &AgentStatus, mode: WorkloadMode, advertise: Advertise, disabled: &[AgentFunction]) -> Readiness {
+    if let Some(gpu) = agent.gpus.iter().find(|gpu| gpu.mode != Some(mode)) {
+        return away_from(gpu, mode);
+    }
+    match mode {
+        WorkloadMode::Container => container(agent),
+        WorkloadMode::VmPassthrough | WorkloadMode::VmVgpu => advertised(agent, mode, advertise, disabled),
+    }
+}
+
+/// Of a node whose agent has been asked for `mode` and is not there yet.
+pub fn switching(agent: &AgentStatus, mode: WorkloadMode) -> Readiness {
+    match agent.gpus.iter().find(|gpu| gpu.mode != Some(mode) && gpu.refusal.is_some()) {
+        Some(gpu) => away_from(gpu, mode),
+        None => Readiness::no("Switching", format!("the agent is bringing {} GPU(s) into {mode}", agent.gpus.len())),
+    }
+}
+
+fn away_from(gpu: &GPUStatus, mode: WorkloadMode) -> Readiness {
+    match &gpu.refusal {
+        Some(refusal) => Readiness::no(refusal.reason.clone(), refusal.message.clone()),
+        None => Readiness::no(
+            "GPUNotInMode",
+            format!("GPU {} is not in {mode}: its driver is {}", gpu.address, gpu.driver.as_deref().unwrap_or("none")),
+        ),
+    }
+}
+
+fn container(agent: &AgentStatus) -> Readiness {
+    match agent.gpus.iter().find(|gpu| gpu.driver.as_deref() != Some("nvidia")) {
+        Some(gpu) => Readiness::no(
+            "DriverNotLoaded",
+            format!(
+                "GPU {} has {} instead of the nvidia driver: see the pods of nvidia-driver-daemonset on this node",
+                gpu.address,
+                gpu.driver.as_deref().map_or_else(|| "no driver".to_owned(), |driver| format!("driver {driver}"))
+            ),
+        ),
+        None => Readiness::yes("Serving", format!("{} GPU(s) in container", agent.gpus.len())),
+    }
+}
+
+fn advertised(agent: &AgentStatus, mode: WorkloadMode, advertise: Advertise, disabled: &[AgentFunction]) -> Readiness {
+    if advertise == Advertise::Withdrawn || disabled.contains(&AgentFunction::SandboxDevicePlugin) {
+        return Readiness::yes("Bound", format!("{} GPU(s) in {mode}, not advertised by gpuvirt", agent.gpus.len()));
+    }
+    if let Some(resource) = agent.resources.iter().find(|resource| !resource.registered) {
+        return Readiness::no(
+            "NotRegistered",
+            format!("resource {} is not registered: the agent waits for the kubelet", resource.name),
+        );
+    }
+    let offered: Vec<&String> = agent.resources.iter().flat_map(|resource| &resource.devices).collect();
+    let hidden = |gpu: &&GPUStatus| mode == WorkloadMode::VmPassthrough && !offered.contains(&&gpu.address);
+    match agent.gpus.iter().find(hidden) {
+        Some(gpu) => Readiness::no("NotAdvertised", format!("GPU {} is not offered to the kubelet yet", gpu.address)),
+        None => Readiness::yes("Serving", format!("{} GPU(s) in {mode}", agent.gpus.len())),
+    }
+}

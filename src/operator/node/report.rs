@@ -1,0 +1,98 @@
+//! The operator's part of a `GPUNode`'s status, and the events that its changes are worth.
+
+use crds::{
+    conditions::{Verdict, merge},
+    v1alpha1::{NodePhase, OperatorStatus},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::{decide::Order, mode::Complaint};
+use crate::cluster::events::Notice;
+
+const READY: &str = "Ready";
+const WORKLOAD_CONFIG_VALID: &str = "WorkloadConfigValid";
+
+pub fn status(
+    old: Option<&OperatorStatus>,
+    order: &Order,
+    node: &str,
+    generation: Option<i64>,
+    now: &Time,
+) -> OperatorStatus {
+    let old = old.map(|o| o.conditions.as_slice()).unwrap_or_default();
+    let readiness = &order.readiness;
+    let ready = condition(READY, readiness.ready, &readiness.reason, &readiness.message, old, generation, now);
+    let label = match &order.complaint {
+        None => Verdict::yes(WORKLOAD_CONFIG_VALID, "Valid", format!("the node's mode is {}", order.desired)),
+        Some(complaint) => Verdict::no(WORKLOAD_CONFIG_VALID, complaint.reason(), complaint.message(node)),
+    };
+    let mut conditions = merge(old, &[label], generation, now);
+    conditions.retain(|c| c.type_ != READY);
+    conditions.insert(0, ready);
+    OperatorStatus {
+        desired: Some(order.desired),
+        serving: order.serving,
+        phase: order.phase,
+        ready: if readiness.ready { "True" } else { "False" }.to_owned(),
+        reason: readiness.reason.clone(),
+        message: readiness.message.clone(),
+        conditions,
+    }
+}
+
+/// Reasons that come from an agent are not known at compile time, which [`Verdict`] wants.
+fn condition(
+    type_: &str,
+    holds: bool,
+    reason: &str,
+    message: &str,
+    old: &[Condition],
+    generation: Option<i64>,
+    now: &Time,
+) -> Condition {
+    let status = if holds { "True" } else { "False" };
+    let before = old.iter().find(|c| c.type_ == type_ && c.status == status);
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: before.map_or_else(|| now.clone(), |c| c.last_transition_time.clone()),
+        observed_generation: generation,
+    }
+}
+
+/// Only what has changed since the last status is told, so that a steady node is silent.
+pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    if let Some(complaint) = &order.complaint
+        && !told(old, complaint, node)
+    {
+        notices.push(complaint.notice(node));
+    }
+    let phase_before = old.map(|o| o.phase);
+    let message = &order.readiness.message;
+    let mode = order.desired;
+    match order.phase {
+        NodePhase::Refused if old.is_none_or(|o| o.phase != NodePhase::Refused || o.message != *message) => {
+            notices.push(Notice::warning("ModeChangeRefused", "ChangeMode", format!("{mode} refused: {message}")));
+        }
+        NodePhase::Withdrawing if phase_before != Some(NodePhase::Withdrawing) => {
+            notices.push(Notice::normal("ModeChangeStarted", "ChangeMode", format!("withdrawing for {mode}")));
+        }
+        NodePhase::Switching if phase_before != Some(NodePhase::Switching) => {
+            notices.push(Notice::normal("ModeChangeSwitching", "ChangeMode", message.clone()));
+        }
+        NodePhase::Steady if order.serving.is_some() && old.and_then(|o| o.serving) != order.serving => {
+            notices.push(Notice::normal("ModeReached", "ChangeMode", format!("the node's GPUs are in {mode}")));
+        }
+        NodePhase::Refused | NodePhase::Withdrawing | NodePhase::Switching | NodePhase::Steady => {}
+    }
+    notices
+}
+
+fn told(old: Option<&OperatorStatus>, complaint: &Complaint, node: &str) -> bool {
+    old.is_some_and(|o| {
+        o.conditions.iter().any(|c| c.type_ == WORKLOAD_CONFIG_VALID && c.message == complaint.message(node))
+    })
+}

@@ -1,0 +1,133 @@
+//! The agent: our one pod on a GPU node, whatever the node's mode.
+
+use std::collections::BTreeMap;
+
+use crds::{labels, v1alpha1::Discovery};
+use k8s_openapi::{
+    api::core::v1::{
+        Affinity, Container, ContainerPort, HTTPGetAction, NodeAffinity, NodeSelector, NodeSelectorRequirement,
+        NodeSelectorTerm, PodSpec, Probe, ResourceRequirements, Toleration,
+    },
+    apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
+};
+
+use super::{
+    AGENT, Installation,
+    pod::{Operand, daemon_set as operand, env, env_from_field, host_path, mount, privileged},
+};
+use crate::operator::policy::validate::{Rollout, Settings};
+use k8s_openapi::api::apps::v1::DaemonSet;
+
+const PORT: i32 = 8080;
+
+pub(super) fn daemon_set(settings: &Settings, installation: &Installation) -> DaemonSet {
+    let mut set = operand(
+        Operand {
+            name: AGENT,
+            component: "agent",
+            node_selector: [("kubernetes.io/os".to_owned(), "linux".to_owned())].into(),
+            // A new agent takes over from the old one's journal; GPUs are not touched by its restart.
+            rollout: Rollout::Rolling { max_unavailable: IntOrString::String("10%".to_owned()) },
+            pod: pod(settings, installation),
+        },
+        settings,
+        installation,
+    );
+    // A node that is full, cordoned or tainted for GPUs still has VMs to look after.
+    if let Some(spec) = set.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()) {
+        spec.tolerations = Some(vec![Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() }]);
+    }
+    set
+}
+
+fn pod(settings: &Settings, installation: &Installation) -> PodSpec {
+    PodSpec {
+        service_account_name: Some("gpuvirt-agent".to_owned()),
+        affinity: Some(Affinity { node_affinity: Some(nodes(settings.agent.discovery)), ..Affinity::default() }),
+        // Pids in the journal and in messages are the host's.
+        host_pid: Some(true),
+        termination_grace_period_seconds: Some(10),
+        volumes: Some(vec![host_path("host-root", &settings.common.root_fs, None)]),
+        containers: vec![Container {
+            name: "agent".to_owned(),
+            image: Some(installation.image.clone()),
+            image_pull_policy: Some(installation.pull_policy.clone()),
+            args: Some(vec![
+                "agent".to_owned(),
+                "--host-root=/host".to_owned(),
+                format!("--kubelet-root={}", settings.common.kubelet_root),
+                format!("--resync-seconds={}", settings.agent.resync_seconds),
+                format!("--listen=0.0.0.0:{PORT}"),
+            ]),
+            env: Some(vec![
+                env_from_field("NODE_NAME", "spec.nodeName"),
+                env_from_field("POD_NAME", "metadata.name"),
+                env("LOG_LEVEL", installation.log_level.clone()),
+            ]),
+            ports: Some(vec![ContainerPort {
+                name: Some("metrics".to_owned()),
+                container_port: PORT,
+                ..ContainerPort::default()
+            }]),
+            // New devices and the kubelet's sockets appear below the host's own mounts.
+            volume_mounts: Some(vec![mount("host-root", "/host", Some("HostToContainer"))]),
+            liveness_probe: Some(probe("/livez", 10, 3)),
+            readiness_probe: Some(probe("/readyz", 2, 3)),
+            resources: Some(resources(&settings.agent.resources)),
+            security_context: Some(privileged()),
+            ..Container::default()
+        }],
+        ..PodSpec::default()
+    }
+}
+
+fn probe(path: &str, period: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::Int(PORT),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(period),
+        failure_threshold: Some(failures),
+        timeout_seconds: Some(5),
+        ..Probe::default()
+    }
+}
+
+fn resources(given: &ResourceRequirements) -> ResourceRequirements {
+    let requests: BTreeMap<String, Quantity> =
+        [("cpu", "10m"), ("memory", "16Mi")].map(|(k, v)| (k.to_owned(), Quantity(v.to_owned()))).into();
+    ResourceRequirements {
+        requests: given.requests.clone().or(Some(requests)),
+        limits: given.limits.clone(),
+        claims: None,
+    }
+}
+
+/// Terms are alternatives; each keeps nodes out whose admin wants no operand.
+fn nodes(discovery: Discovery) -> NodeAffinity {
+    let requirement = |key: &str, operator: &str, value: &str| NodeSelectorRequirement {
+        key: key.to_owned(),
+        operator: operator.to_owned(),
+        values: Some(vec![value.to_owned()]),
+    };
+    let allowed = || requirement(labels::DEPLOY_OPERANDS, "NotIn", "false");
+    let terms = match discovery {
+        Discovery::AllNodes => vec![vec![allowed()]],
+        Discovery::Labels => labels::NFD_HINTS
+            .iter()
+            .chain([&labels::GPU_PRESENT])
+            .map(|key| vec![requirement(key, "In", "true"), allowed()])
+            .collect(),
+    };
+    NodeAffinity {
+        required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+            node_selector_terms: terms
+                .into_iter()
+                .map(|term| NodeSelectorTerm { match_expressions: Some(term), match_fields: None })
+                .collect(),
+        }),
+        preferred_during_scheduling_ignored_during_execution: None,
+    }
+}

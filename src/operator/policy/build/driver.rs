@@ -1,0 +1,246 @@
+//! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
+
+use crds::{
+    labels,
+    v1::{ContainerProbe, KernelModuleType},
+};
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{
+            Affinity, ConfigMap, ConfigMapVolumeSource, Container, EnvFromSource, ExecAction, Lifecycle,
+            LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSpec, Probe, SELinuxOptions,
+            SecretEnvSource, SecurityContext, Volume, VolumeMount,
+        },
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta},
+};
+
+use super::{
+    Installation,
+    pod::{Operand, daemon_set as operand, env, env_from_field, host_path, mount, own_labels, privileged},
+};
+use crate::operator::policy::validate::{Driver, Rollout, Settings};
+
+const NAME: &str = "nvidia-driver-daemonset";
+const COMPONENT: &str = "nvidia-driver";
+const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
+const VALIDATIONS: &str = "/run/nvidia/validations";
+
+/// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.
+const STARTUP_PROBE: &str = r#"#!/bin/sh
+set -e
+if [ ! -f /sys/module/nvidia/refcnt ]; then
+  echo "the nvidia module is not loaded yet"
+  exit 1
+fi
+status=/run/nvidia/validations/.driver-daemons-status
+if [ -f "$status" ] && [ "$(cat "$status")" != Ready ]; then
+  echo "the driver's daemons are not ready: $(cat "$status")"
+  exit 1
+fi
+nvidia-smi
+mkdir -p /run/nvidia/validations
+{
+  echo "GDRCOPY_ENABLED: ${GDRCOPY_ENABLED:-false}"
+  echo "GDS_ENABLED: ${GDS_ENABLED:-false}"
+  echo "GPU_DIRECT_RDMA_ENABLED: ${GPU_DIRECT_RDMA_ENABLED:-false}"
+} >/run/nvidia/validations/.driver-ctr-ready
+"#;
+
+pub(super) fn startup_probe_script(settings: &Settings, installation: &Installation) -> ConfigMap {
+    ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(PROBE_SCRIPT.to_owned()),
+            namespace: Some(installation.namespace.clone()),
+            labels: Some(own_labels(NAME, COMPONENT, settings)),
+            ..ObjectMeta::default()
+        },
+        data: Some([("startup-probe.sh".to_owned(), STARTUP_PROBE.to_owned())].into()),
+        ..ConfigMap::default()
+    }
+}
+
+pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &Installation) -> DaemonSet {
+    operand(
+        Operand {
+            name: NAME,
+            component: COMPONENT,
+            node_selector: [(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
+            // A new driver unloads the old one: that is a transition of the node, never a rollout.
+            rollout: Rollout::OnDelete,
+            pod: pod(settings, driver, installation),
+        },
+        settings,
+        installation,
+    )
+}
+
+fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> PodSpec {
+    PodSpec {
+        service_account_name: Some("nvidia-driver".to_owned()),
+        automount_service_account_token: Some(false),
+        affinity: Some(alone()),
+        host_pid: Some(true),
+        host_network: driver.host_network.then_some(true),
+        image_pull_secrets: Some(
+            driver.pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect::<Vec<_>>(),
+        )
+        .filter(|secrets| !secrets.is_empty()),
+        init_containers: Some(vec![prepare(installation)]),
+        containers: vec![main(driver)],
+        volumes: Some(volumes(settings)),
+        ..PodSpec::default()
+    }
+}
+
+/// Two driver pods on one node would unload each other's modules.
+fn alone() -> Affinity {
+    let same = LabelSelectorRequirement {
+        key: labels::APP_COMPONENT.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![COMPONENT.to_owned()]),
+    };
+    let term = PodAffinityTerm {
+        label_selector: Some(LabelSelector { match_expressions: Some(vec![same]), match_labels: None }),
+        topology_key: "kubernetes.io/hostname".to_owned(),
+        ..PodAffinityTerm::default()
+    };
+    Affinity {
+        pod_anti_affinity: Some(PodAntiAffinity {
+            required_during_scheduling_ignored_during_execution: Some(vec![term]),
+            ..PodAntiAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+/// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
+fn prepare(installation: &Installation) -> Container {
+    Container {
+        name: "prepare-driver".to_owned(),
+        image: Some(installation.image.clone()),
+        image_pull_policy: Some(installation.pull_policy.clone()),
+        args: Some(vec!["prepare-driver".to_owned(), "--host-root=/host".to_owned()]),
+        env: Some(vec![env("LOG_LEVEL", installation.log_level.clone())]),
+        volume_mounts: Some(vec![mount("host-root", "/host", Some("HostToContainer"))]),
+        security_context: Some(privileged()),
+        ..Container::default()
+    }
+}
+
+fn main(driver: &Driver) -> Container {
+    let module_type = match driver.kernel_module_type {
+        KernelModuleType::Auto => "auto",
+        KernelModuleType::Open => "open",
+        KernelModuleType::Proprietary => "proprietary",
+    };
+    let mut environment = vec![
+        env_from_field("NODE_NAME", "spec.nodeName"),
+        env_from_field("NODE_IP", "status.hostIP"),
+        env("KERNEL_MODULE_TYPE", module_type),
+    ];
+    environment.retain(|own| driver.env.iter().all(|given| given.name != own.name));
+    environment.extend(driver.env.iter().cloned());
+    let args = if driver.args.is_empty() { vec!["init".to_owned()] } else { driver.args.clone() };
+    let stale = [".driver-ctr-ready", ".driver-daemons-status"].map(|name| format!("{VALIDATIONS}/{name}")).join(" ");
+    let stop = ExecAction { command: Some(vec!["/bin/sh".into(), "-c".into(), format!("rm -f {stale}")]) };
+    let secret = driver.secret_env.as_ref().map(|name| EnvFromSource {
+        secret_ref: Some(SecretEnvSource { name: name.clone(), optional: None }),
+        ..EnvFromSource::default()
+    });
+    Container {
+        name: "nvidia-driver-ctr".to_owned(),
+        image: Some(driver.image.to_string()),
+        image_pull_policy: Some(driver.pull_policy.clone()),
+        command: Some(vec!["nvidia-driver".to_owned()]),
+        args: Some(args),
+        env: Some(environment),
+        env_from: secret.map(|secret| vec![secret]),
+        resources: Some(driver.resources.clone()),
+        security_context: Some(SecurityContext {
+            se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
+            ..privileged()
+        }),
+        volume_mounts: Some(mounts()),
+        startup_probe: Some(startup_probe(&driver.startup_probe)),
+        liveness_probe: driver.liveness_probe.as_ref().map(alive),
+        readiness_probe: driver.readiness_probe.as_ref().map(alive),
+        lifecycle: Some(Lifecycle {
+            pre_stop: Some(LifecycleHandler { exec: Some(stop), ..LifecycleHandler::default() }),
+            ..Lifecycle::default()
+        }),
+        ..Container::default()
+    }
+}
+
+/// Building a driver takes minutes: 60 s, then every 10 s, 20 minutes in all, unless the user says otherwise.
+fn startup_probe(times: &ContainerProbe) -> Probe {
+    let script = ["sh", "/usr/local/bin/startup-probe.sh"].map(str::to_owned).to_vec();
+    Probe {
+        exec: Some(ExecAction { command: Some(script) }),
+        initial_delay_seconds: times.initial_delay_seconds.or(Some(60)),
+        period_seconds: times.period_seconds.or(Some(10)),
+        timeout_seconds: times.timeout_seconds.or(Some(60)),
+        failure_threshold: times.failure_threshold.or(Some(120)),
+        success_threshold: times.success_threshold.or(Some(1)),
+        ..Probe::default()
+    }
+}
+
+fn alive(times: &ContainerProbe) -> Probe {
+    Probe {
+        exec: Some(ExecAction { command: Some(vec!["sh".into(), "-c".into(), "nvidia-smi".into()]) }),
+        initial_delay_seconds: times.initial_delay_seconds,
+        period_seconds: times.period_seconds,
+        timeout_seconds: times.timeout_seconds,
+        failure_threshold: times.failure_threshold,
+        success_threshold: times.success_threshold,
+        ..Probe::default()
+    }
+}
+
+fn mounts() -> Vec<VolumeMount> {
+    let read_only = |mount: VolumeMount| VolumeMount { read_only: Some(true), ..mount };
+    let probe = mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None);
+    vec![
+        mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
+        mount("run-nvidia-fabricmanager", "/run/nvidia-fabricmanager", None),
+        mount("run-nvidia-topologyd", "/run/nvidia-topologyd", None),
+        mount("var-log", "/var/log", None),
+        mount("dev-log", "/dev/log", None),
+        read_only(mount("host-os-release", "/host-etc/os-release", None)),
+        mount("mlnx-ofed-usr-src", "/run/mellanox/drivers/usr/src", Some("HostToContainer")),
+        mount("run-mellanox-drivers", "/run/mellanox/drivers", Some("HostToContainer")),
+        mount("host-sys-devices-system", "/sys/devices/system", None),
+        mount("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
+        mount("nv-firmware", "/lib/firmware", None),
+        VolumeMount { sub_path: Some("startup-probe.sh".to_owned()), ..probe },
+    ]
+}
+
+fn volumes(settings: &Settings) -> Vec<Volume> {
+    const MADE: Option<&str> = Some("DirectoryOrCreate");
+    let root = settings.common.root_fs.trim_end_matches('/');
+    let install = &settings.common.driver_install_dir;
+    let script = ConfigMapVolumeSource {
+        name: PROBE_SCRIPT.to_owned(),
+        default_mode: Some(0o755),
+        ..ConfigMapVolumeSource::default()
+    };
+    vec![
+        host_path("run-nvidia", "/run/nvidia", MADE),
+        host_path("var-log", "/var/log", None),
+        host_path("dev-log", "/dev/log", None),
+        host_path("host-os-release", "/etc/os-release", None),
+        host_path("run-nvidia-fabricmanager", "/run/nvidia-fabricmanager", MADE),
+        host_path("run-nvidia-topologyd", "/run/nvidia-topologyd", MADE),
+        host_path("mlnx-ofed-usr-src", "/run/mellanox/drivers/usr/src", MADE),
+        host_path("run-mellanox-drivers", "/run/mellanox/drivers", MADE),
+        host_path("host-root", if root.is_empty() { "/" } else { root }, None),
+        host_path("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
+        host_path("host-sys-devices-system", "/sys/devices/system", Some("Directory")),
+        host_path("nv-firmware", &format!("{install}/lib/firmware"), MADE),
+        Volume { name: "driver-startup-probe-script".to_owned(), config_map: Some(script), ..Volume::default() },
+    ]
+}

@@ -1,0 +1,129 @@
+//! What pods of all operands have in common.
+
+use std::collections::BTreeMap;
+
+use crds::labels;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
+        core::v1::{
+            EnvVar, EnvVarSource, HostPathVolumeSource, ObjectFieldSelector, PodSpec, PodTemplateSpec, SecurityContext,
+            Volume, VolumeMount,
+        },
+    },
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+};
+
+use super::Installation;
+use crate::operator::policy::validate::{Rollout, Settings};
+
+/// A DaemonSet's own part; the rest is the same for all.
+pub(super) struct Operand<'a> {
+    pub name: &'a str,
+    /// `app.kubernetes.io/component`.
+    pub component: &'a str,
+    pub node_selector: BTreeMap<String, String>,
+    pub rollout: Rollout,
+    pub pod: PodSpec,
+}
+
+/// The user's labels and annotations go on pods, under ours: `app` and `app.kubernetes.io/part-of` cannot be replaced.
+pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation: &Installation) -> DaemonSet {
+    let selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
+    let own = own_labels(operand.name, operand.component, settings);
+    let mut pod_labels = settings.common.labels.clone();
+    pod_labels.extend(own.clone());
+    let annotations = &settings.common.annotations;
+    let common = &settings.common;
+    let pod = PodSpec {
+        node_selector: Some(operand.node_selector).filter(|selector| !selector.is_empty()),
+        tolerations: Some(common.tolerations.clone()),
+        priority_class_name: Some(common.priority_class.clone()),
+        security_context: operand.pod.security_context.or_else(|| common.pod_security_context.clone()),
+        ..operand.pod
+    };
+    DaemonSet {
+        metadata: ObjectMeta {
+            name: Some(operand.name.to_owned()),
+            namespace: Some(installation.namespace.clone()),
+            labels: Some(own),
+            ..ObjectMeta::default()
+        },
+        spec: Some(DaemonSetSpec {
+            selector: LabelSelector { match_labels: Some(selector), ..LabelSelector::default() },
+            update_strategy: Some(strategy(&operand.rollout)),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(pod_labels),
+                    annotations: Some(annotations.clone()).filter(|a| !a.is_empty()),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(pod),
+            },
+            ..DaemonSetSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// Labels that say whose an object is.
+pub(super) fn own_labels(app: &str, component: &str, settings: &Settings) -> BTreeMap<String, String> {
+    [
+        (labels::APP, app),
+        (labels::APP_COMPONENT, component),
+        (labels::APP_MANAGED_BY, "gpuvirt"),
+        (labels::APP_PART_OF, "gpuvirt"),
+        (labels::POLICY, &settings.policy),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .collect()
+}
+
+fn strategy(rollout: &Rollout) -> DaemonSetUpdateStrategy {
+    match rollout {
+        Rollout::OnDelete => DaemonSetUpdateStrategy { type_: Some("OnDelete".to_owned()), rolling_update: None },
+        Rollout::Rolling { max_unavailable } => DaemonSetUpdateStrategy {
+            type_: Some("RollingUpdate".to_owned()),
+            rolling_update: Some(RollingUpdateDaemonSet {
+                max_unavailable: Some(max_unavailable.clone()),
+                max_surge: None,
+            }),
+        },
+    }
+}
+
+pub(super) fn env(name: &str, value: impl Into<String>) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.into()), value_from: None }
+}
+
+pub(super) fn env_from_field(name: &str, path: &str) -> EnvVar {
+    let field = ObjectFieldSelector { field_path: path.to_owned(), ..ObjectFieldSelector::default() };
+    EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
+    }
+}
+
+/// `kind` as in `Directory`, `DirectoryOrCreate`; `None` takes what is there.
+pub(super) fn host_path(name: &str, path: &str, kind: Option<&str>) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        host_path: Some(HostPathVolumeSource { path: path.to_owned(), type_: kind.map(str::to_owned) }),
+        ..Volume::default()
+    }
+}
+
+pub(super) fn mount(volume: &str, path: &str, propagation: Option<&str>) -> VolumeMount {
+    VolumeMount {
+        name: volume.to_owned(),
+        mount_path: path.to_owned(),
+        mount_propagation: propagation.map(str::to_owned),
+        ..VolumeMount::default()
+    }
+}
+
+pub(super) fn privileged() -> SecurityContext {
+    SecurityContext { privileged: Some(true), ..SecurityContext::default() }
+}

@@ -1,0 +1,62 @@
+//! Everything that a policy's fate depends on, read once.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use crds::{
+    v1::ClusterPolicy,
+    v1alpha1::{CONFIG_NAME, GPUNode, GPUVirtConfigSpec},
+};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
+use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
+
+use crate::operator::world::World;
+
+/// The oldest ClusterPolicy rules; the others are ignored.
+pub struct Policies {
+    pub active: Option<ClusterPolicy>,
+    pub ignored: Vec<ClusterPolicy>,
+    pub undecodable: Vec<InvalidObject>,
+}
+
+pub struct Dereferenced {
+    pub config: Result<GPUVirtConfigSpec, String>,
+    pub gpu_nodes: Vec<GPUNode>,
+    pub daemon_sets: Vec<Arc<DaemonSet>>,
+    pub config_maps: Vec<Arc<ConfigMap>>,
+}
+
+impl Dereferenced {
+    /// Operating systems of the nodes that have a GPU, as in `ubuntu24.04`.
+    pub fn operating_systems(&self) -> BTreeSet<String> {
+        let agents = self.gpu_nodes.iter().filter_map(|node| node.status.as_ref()?.agent.as_ref());
+        agents
+            .filter(|agent| !agent.gpus.is_empty())
+            .map(|agent| agent.host.os.clone())
+            .filter(|os| !os.is_empty())
+            .collect()
+    }
+}
+
+pub fn policies(world: &World) -> Policies {
+    let mut decoded = Vec::new();
+    let mut undecodable = Vec::new();
+    for guarded in world.policies.state() {
+        match &guarded.0 {
+            Ok(policy) => decoded.push(policy.clone()),
+            Err(invalid) => undecodable.push(invalid.clone()),
+        }
+    }
+    decoded.sort_by_key(|policy| (policy.creation_timestamp(), policy.name_any()));
+    let mut decoded = decoded.into_iter();
+    Policies { active: decoded.next(), ignored: decoded.collect(), undecodable }
+}
+
+pub fn dereference(world: &World) -> Dereferenced {
+    let config = match world.configs.get(&ObjectRef::new(CONFIG_NAME)).as_deref().map(|guarded| &guarded.0) {
+        None => Ok(GPUVirtConfigSpec::default()),
+        Some(Ok(config)) => Ok(config.spec.clone()),
+        Some(Err(invalid)) => Err(invalid.error.clone()),
+    };
+    let gpu_nodes = world.gpu_nodes.state().iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
+    Dereferenced { config, gpu_nodes, daemon_sets: world.daemon_sets.state(), config_maps: world.config_maps.state() }
+}

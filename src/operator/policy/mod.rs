@@ -1,0 +1,184 @@
+//! The policy controller: dereference → validate → build → apply → status.
+//!
+//! There is one policy at a time, so this is a loop over one piece of work, not a queue.
+
+mod apply;
+mod build;
+mod dereference;
+mod image;
+mod schema;
+mod status;
+mod teardown;
+mod validate;
+
+use std::{sync::Arc, time::Duration};
+
+use crds::{
+    conditions::Verdict,
+    labels,
+    v1::{ClusterPolicy, ClusterPolicySpec, PolicyState},
+};
+use kube::{Client, ResourceExt, core::error_boundary::InvalidObject};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
+
+pub use self::build::{AGENT, Installation};
+use self::{
+    dereference::{Dereferenced, Policies, dereference, policies},
+    status::{Facts, Judgement, judge},
+    validate::validate,
+};
+use super::{node::mode::NodePolicy, world::World};
+use crate::cluster::{apply::Applier, events::Events};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Apply(#[from] crate::cluster::apply::Error),
+    #[error("status of {kind} {name} cannot be written")]
+    Status { kind: &'static str, name: String, source: Box<kube::Error> },
+    #[error("ClusterPolicy {name} cannot be given its finalizer")]
+    Finalizer { name: String, source: Box<kube::Error> },
+    #[error("what is left of ClusterPolicy {policy} cannot be removed")]
+    Teardown { policy: String, source: Box<kube::Error> },
+}
+
+pub struct Context {
+    pub client: Client,
+    pub world: World,
+    pub applier: Applier,
+    pub events: Events,
+    pub installation: Installation,
+    /// What the served schema lacks, found once at start.
+    pub schema: Verdict,
+    /// Told to the node controller.
+    pub node_policy: watch::Sender<Option<NodePolicy>>,
+}
+
+impl Context {
+    pub async fn schema_verdict(client: &Client) -> Verdict {
+        schema::verdict(client).await
+    }
+}
+
+/// Changes of one moment (twenty nodes that report at once) are one piece of work.
+const SETTLE: Duration = Duration::from_millis(100);
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Runs for as long as the process does.
+pub async fn run(context: Arc<Context>, due: Arc<Notify>, nodes_due: impl Fn()) {
+    loop {
+        if let Err(error) = reconcile(&context, &nodes_due).await {
+            tracing::warn!(error = crate::chain(&error), "policy not reconciled, trying again");
+            tokio::select! {
+                () = sleep(RETRY) => {}
+                () = due.notified() => sleep(SETTLE).await,
+            }
+            continue;
+        }
+        due.notified().await;
+        sleep(SETTLE).await;
+    }
+}
+
+async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error> {
+    let Policies { active, ignored, undecodable } = policies(&context.world);
+    for invalid in &undecodable {
+        say_undecodable(context, invalid).await?;
+    }
+    for policy in &ignored {
+        let oldest = active.as_ref().map(ResourceExt::name_any).unwrap_or_default();
+        ignore(context, policy, &oldest).await?;
+    }
+    let node_policy = active.as_ref().map(validate::node_policy);
+    let changed = context.node_policy.send_if_modified(|current| {
+        let differs = *current != node_policy;
+        current.clone_from(&node_policy);
+        differs
+    });
+    if changed {
+        nodes_due();
+    }
+    match active {
+        None => Ok(()),
+        Some(policy) if policy.metadata.deletion_timestamp.is_some() => teardown::teardown(context, &policy).await,
+        Some(policy) => serve(context, &policy).await,
+    }
+}
+
+async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
+    teardown::ensure_finalizer(context, policy).await?;
+    let dereferenced = dereference(&context.world);
+    let config = dereferenced.config.clone().unwrap_or_default();
+    let mut validated = validate(policy, &config, &dereferenced.operating_systems());
+    if let Err(error) = &dereferenced.config {
+        validated.problems.push(validate::Problem {
+            reason: "InvalidGPUVirtConfig",
+            message: format!("GPUVirtConfig default does not decode, its defaults are used: {error}"),
+        });
+    }
+    let operands = build::build(&validated.settings, &context.installation);
+    apply::apply(&context.applier, &operands, &dereferenced).await?;
+    let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    apply::write_policy_status(
+        context,
+        policy,
+        match judgement.verdict.holds {
+            true => PolicyState::Ready,
+            false => PolicyState::NotReady,
+        },
+        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()],
+    )
+    .await?;
+    apply::write_config_status(context, &judgement).await
+}
+
+fn judged(
+    context: &Context,
+    problems: &[validate::Problem],
+    operands: &build::Operands,
+    dereferenced: &Dereferenced,
+) -> Judgement {
+    let node_labels = dereferenced
+        .gpu_nodes
+        .iter()
+        .filter_map(|gpu_node| {
+            let node = context.world.nodes.get(&kube::runtime::reflector::ObjectRef::new(&gpu_node.name_any()))?;
+            Some((gpu_node.name_any(), node.labels().clone()))
+        })
+        .collect();
+    judge(&Facts {
+        problems,
+        wanted: operands,
+        live: &dereferenced.daemon_sets,
+        gpu_nodes: &dereferenced.gpu_nodes,
+        node_labels: &node_labels,
+    })
+}
+
+async fn ignore(context: &Context, policy: &ClusterPolicy, oldest: &str) -> Result<(), Error> {
+    if policy.metadata.deletion_timestamp.is_some()
+        && policy.finalizers().iter().any(|f| f == labels::TEARDOWN_FINALIZER)
+    {
+        // It ruled nothing, so nothing has to leave with it.
+        return teardown::drop_finalizer(context, policy).await;
+    }
+    let message = format!("ClusterPolicy {oldest} is older and counts; delete one of the two");
+    let verdict = Verdict::no(status::READY, "OlderPolicyCounts", message);
+    apply::write_policy_status(context, policy, PolicyState::Ignored, vec![verdict]).await
+}
+
+async fn say_undecodable(context: &Context, invalid: &InvalidObject) -> Result<(), Error> {
+    let name = invalid.metadata.name.clone().unwrap_or_default();
+    tracing::warn!(name, error = invalid.error, "ClusterPolicy does not decode");
+    let stand_in =
+        ClusterPolicy { metadata: invalid.metadata.clone(), ..ClusterPolicy::new(&name, ClusterPolicySpec::default()) };
+    let verdict = Verdict::no(
+        status::READY,
+        "Undecodable",
+        format!("this ClusterPolicy does not decode and is left alone: {}", invalid.error),
+    );
+    apply::write_policy_status(context, &stand_in, PolicyState::NotReady, vec![verdict]).await
+}

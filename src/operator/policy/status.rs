@@ -1,0 +1,202 @@
+//! What became of a policy: `ready` only when it is. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::{
+    WorkloadMode,
+    conditions::{Verdict, merge},
+    labels,
+    v1::{ClusterPolicy, ClusterPolicyStatus, PolicyState},
+    v1alpha1::{GPUNode, GPUVirtConfigStatus, ModeStatus, OperandStatus},
+};
+use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::apis::meta::v1::Time};
+use kube::ResourceExt;
+
+use super::{build::Operands, validate::Problem};
+
+pub const READY: &str = "Ready";
+pub const ERROR: &str = "Error";
+/// Images that the policy names and nobody runs.
+pub const IMAGES_NOT_USED: &str = "ImagesNotUsed";
+/// The served CRD would drop fields that we use.
+pub const SCHEMA_COMPLETE: &str = "SchemaComplete";
+
+/// Everything that readiness is judged by.
+pub struct Facts<'a> {
+    pub problems: &'a [Problem],
+    pub wanted: &'a Operands,
+    pub live: &'a [std::sync::Arc<DaemonSet>],
+    pub gpu_nodes: &'a [GPUNode],
+    /// Labels of every node that has a `GPUNode`.
+    pub node_labels: &'a BTreeMap<String, BTreeMap<String, String>>,
+}
+
+pub struct Judgement {
+    pub verdict: Verdict,
+    pub operands: Vec<OperandStatus>,
+    pub modes: Vec<ModeStatus>,
+}
+
+pub fn judge(facts: &Facts<'_>) -> Judgement {
+    let operands: Vec<OperandStatus> = facts.wanted.daemon_sets.iter().map(|wanted| operand(wanted, facts)).collect();
+    let modes = modes(facts.gpu_nodes);
+    let verdict = verdict(facts, &operands, &modes);
+    Judgement { verdict, operands, modes }
+}
+
+fn verdict(facts: &Facts<'_>, operands: &[OperandStatus], modes: &[ModeStatus]) -> Verdict {
+    if let Some(first) = facts.problems.first() {
+        let all: Vec<&str> = facts.problems.iter().map(|p| p.message.as_str()).collect();
+        return Verdict::no(READY, first.reason, all.join("; "));
+    }
+    let waiting: Vec<&str> = operands.iter().filter(|o| !o.reason.is_empty()).map(|o| o.message.as_str()).collect();
+    if !waiting.is_empty() {
+        return Verdict::no(READY, "OperandNotReady", waiting.join("; "));
+    }
+    let reasons: Vec<&str> = modes.iter().flat_map(|m| &m.reasons).map(String::as_str).collect();
+    if !reasons.is_empty() {
+        return Verdict::no(READY, "GPUNodeNotReady", reasons.join("; "));
+    }
+    let nodes: i32 = modes.iter().map(|m| m.nodes).sum();
+    match nodes {
+        0 => Verdict::yes(READY, "NoGPUNodes", "no node with an NVIDIA GPU has been found; the agents are watching"),
+        _ => Verdict::yes(READY, "Reconciled", format!("{nodes} GPU node(s) serve their modes")),
+    }
+}
+
+fn operand(wanted: &DaemonSet, facts: &Facts<'_>) -> OperandStatus {
+    let name = wanted.name_any();
+    let Some(live) = facts.live.iter().find(|live| live.name_any() == name) else {
+        return waiting(name.clone(), [0; 3], format!("DaemonSet {name} has not been created yet"));
+    };
+    let status = live.status.clone().unwrap_or_default();
+    let asked = asking(wanted, facts.node_labels);
+    let desired = status.desired_number_scheduled;
+    let updated = status.updated_number_scheduled.unwrap_or(0);
+    let ready = status.number_ready;
+    let counts = [desired, updated, ready];
+    if status.observed_generation < live.metadata.generation {
+        return waiting(name.clone(), counts, format!("DaemonSet {name} is being rolled out"));
+    }
+    if let Some(asked) = asked
+        && asked != desired
+    {
+        return waiting(
+            name.clone(),
+            counts,
+            format!("DaemonSet {name} is scheduled on {desired} node(s), and the modes of {asked} ask for it"),
+        );
+    }
+    if updated != desired || ready != desired {
+        return waiting(
+            name.clone(),
+            counts,
+            format!("DaemonSet {name}: {ready} of {desired} pod(s) ready, {updated} up to date"),
+        );
+    }
+    OperandStatus { name, desired, updated, ready, reason: String::new(), message: String::new() }
+}
+
+fn waiting(name: String, [desired, updated, ready]: [i32; 3], message: String) -> OperandStatus {
+    OperandStatus { name, desired, updated, ready, reason: "NotReady".to_owned(), message }
+}
+
+/// Nodes whose deploy labels ask for the operand; `None` for one that is not gated.
+fn asking(wanted: &DaemonSet, nodes: &BTreeMap<String, BTreeMap<String, String>>) -> Option<i32> {
+    let selector = wanted.spec.as_ref()?.template.spec.as_ref()?.node_selector.as_ref()?;
+    let gates: BTreeSet<&String> = selector.keys().filter(|key| key.starts_with(labels::DEPLOY_PREFIX)).collect();
+    if gates.is_empty() {
+        return None;
+    }
+    let asks = |node: &BTreeMap<String, String>| gates.iter().all(|gate| node.get(*gate).is_some_and(|v| v == "true"));
+    i32::try_from(nodes.values().filter(|node| asks(node)).count()).ok()
+}
+
+fn modes(gpu_nodes: &[GPUNode]) -> Vec<ModeStatus> {
+    WorkloadMode::ALL.into_iter().map(|mode| of_mode(mode, gpu_nodes)).filter(|status| status.nodes > 0).collect()
+}
+
+fn of_mode(mode: WorkloadMode, gpu_nodes: &[GPUNode]) -> ModeStatus {
+    let mut status = ModeStatus { mode, nodes: 0, ready: 0, reasons: Vec::new() };
+    for node in gpu_nodes {
+        let operator = node.status.as_ref().and_then(|s| s.operator.as_ref());
+        // A node that nobody has judged yet counts as one of the default mode, not ready.
+        let (desired, ready, message) = operator
+            .map_or((WorkloadMode::default(), false, "has not been looked at yet"), |o| {
+                (o.desired.unwrap_or_default(), o.ready == "True", o.message.as_str())
+            });
+        let has_gpus = node.status.as_ref().and_then(|s| s.agent.as_ref()).is_none_or(|agent| !agent.gpus.is_empty());
+        if desired != mode || !has_gpus {
+            continue;
+        }
+        status.nodes += 1;
+        match ready {
+            true => status.ready += 1,
+            false => status.reasons.push(format!("node {}: {message}", node.name_any())),
+        }
+    }
+    status
+}
+
+/// Sections of the policy whose work our agent does: their images are accepted and not run.
+pub fn images_not_used(policy: &ClusterPolicy) -> Verdict {
+    let spec = &policy.spec;
+    let sections = [
+        ("vfioManager", &spec.vfio_manager.component.container.image),
+        ("sandboxDevicePlugin", &spec.sandbox_device_plugin.container.image),
+        ("vgpuDeviceManager", &spec.vgpu_device_manager.component.container.image),
+        ("validator", &spec.validator.container.image),
+        ("driver.manager", &spec.driver.manager.image),
+    ];
+    let named: Vec<&str> = sections
+        .into_iter()
+        .filter(|(_, image)| image.image.as_ref().is_some_and(|i| !i.is_empty()))
+        .map(|(section, _)| section)
+        .collect();
+    match named.is_empty() {
+        true => Verdict::no(IMAGES_NOT_USED, "AllUsed", "every image that the policy names is used"),
+        false => Verdict::yes(
+            IMAGES_NOT_USED,
+            "DoneByAgent",
+            format!("gpuvirt's own image does the work of {}: their images are not used", named.join(", ")),
+        ),
+    }
+}
+
+/// The peer's pair of conditions, and ours.
+pub fn policy_status(
+    policy: &ClusterPolicy,
+    namespace: &str,
+    state: PolicyState,
+    verdicts: Vec<Verdict>,
+    now: &Time,
+) -> ClusterPolicyStatus {
+    let old = policy.status.clone().unwrap_or_default();
+    let mut verdicts = verdicts;
+    if let Some(ready) = verdicts.iter().find(|v| v.type_ == READY).cloned() {
+        verdicts.push(match ready.holds {
+            true => Verdict::no(ERROR, ready.reason, ""),
+            false => Verdict::yes(ERROR, ready.reason, ready.message),
+        });
+    }
+    ClusterPolicyStatus {
+        state: Some(state),
+        namespace: Some(namespace.to_owned()),
+        conditions: merge(&old.conditions, &verdicts, policy.metadata.generation, now),
+    }
+}
+
+pub fn config_status(
+    old: Option<&GPUVirtConfigStatus>,
+    generation: Option<i64>,
+    judgement: &Judgement,
+    now: &Time,
+) -> GPUVirtConfigStatus {
+    let old = old.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    GPUVirtConfigStatus {
+        observed_generation: generation.unwrap_or_default(),
+        operands: judgement.operands.clone(),
+        modes: judgement.modes.clone(),
+        conditions: merge(old, std::slice::from_ref(&judgement.verdict), generation, now),
+    }
+}

@@ -1,0 +1,125 @@
+//! How a policy leaves: first the nodes, in the order of a mode change, then operands, reports and labels.
+
+use crds::{
+    conditions::Verdict,
+    labels,
+    v1::{ClusterPolicy, PolicyState},
+    v1alpha1::GPUNode,
+};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use serde_json::json;
+
+use super::{Context, Error, apply, dereference::dereference, status};
+use crate::operator::{
+    node::{gates, readiness::TORN_DOWN},
+    world::Guarded,
+};
+
+pub(super) async fn ensure_finalizer(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
+    if policy.finalizers().iter().any(|f| f == labels::TEARDOWN_FINALIZER) {
+        return Ok(());
+    }
+    let mut finalizers = policy.finalizers().to_vec();
+    finalizers.push(labels::TEARDOWN_FINALIZER.to_owned());
+    set_finalizers(context, policy, &finalizers).await
+}
+
+pub(super) async fn drop_finalizer(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
+    let finalizers: Vec<String> =
+        policy.finalizers().iter().filter(|f| *f != labels::TEARDOWN_FINALIZER).cloned().collect();
+    set_finalizers(context, policy, &finalizers).await
+}
+
+async fn set_finalizers(context: &Context, policy: &ClusterPolicy, finalizers: &[String]) -> Result<(), Error> {
+    let api: Api<Guarded<ClusterPolicy>> = Api::all(context.client.clone());
+    let name = policy.name_any();
+    // With the resource version: another controller's finalizer must not be lost.
+    let patch = json!({"metadata": {
+        "uid": policy.uid(),
+        "resourceVersion": policy.resource_version(),
+        "finalizers": finalizers,
+    }});
+    match api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+        Ok(_) => Ok(()),
+        // Someone else wrote meanwhile: the change is on its way to the cache and wakes us again.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(source) => Err(Error::Finalizer { name, source: Box::new(source) }),
+    }
+}
+
+/// One step of the removal; the node controller's progress wakes it again.
+pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
+    if policy.finalizers().iter().all(|f| f != labels::TEARDOWN_FINALIZER) {
+        return Ok(());
+    }
+    let forced = policy.annotations().get(labels::FORCE_TEARDOWN).is_some_and(|v| v == "true");
+    let dereferenced = dereference(&context.world);
+    let waiting: Vec<String> = dereferenced.gpu_nodes.iter().filter_map(waits_for).collect();
+    if !waiting.is_empty() && !forced {
+        let verdict = Verdict::no(
+            status::READY,
+            "TearingDown",
+            format!(
+                "waiting for {} (to give up on them: kubectl annotate clusterpolicy {} {}=true)",
+                waiting.join("; "),
+                policy.name_any(),
+                labels::FORCE_TEARDOWN
+            ),
+        );
+        return apply::write_policy_status(context, policy, PolicyState::NotReady, vec![verdict]).await;
+    }
+    for live in dereferenced.daemon_sets.iter().filter(|live| live.metadata.deletion_timestamp.is_none()) {
+        context.applier.delete(live.as_ref()).await?;
+    }
+    // They go in the foreground, after their pods: an agent that still runs would make its GPUNode anew.
+    if !dereferenced.daemon_sets.is_empty() && !forced {
+        return Ok(());
+    }
+    for live in &dereferenced.config_maps {
+        context.applier.delete(live.as_ref()).await?;
+    }
+    for gpu_node in &dereferenced.gpu_nodes {
+        forget_node(context, policy, gpu_node).await?;
+    }
+    tracing::info!(policy = policy.name_any(), forced, "torn down");
+    drop_finalizer(context, policy).await
+}
+
+/// Why a node is not left yet.
+fn waits_for(gpu_node: &GPUNode) -> Option<String> {
+    let status = gpu_node.status.as_ref();
+    let no_gpus = status.and_then(|s| s.agent.as_ref()).is_some_and(|agent| agent.gpus.is_empty());
+    match status.and_then(|s| s.operator.as_ref()) {
+        _ if no_gpus => None,
+        Some(operator) if operator.reason == TORN_DOWN => None,
+        Some(operator) => Some(format!("node {}: {}", gpu_node.name_any(), operator.message)),
+        None => Some(format!("node {}: not looked at yet", gpu_node.name_any())),
+    }
+}
+
+/// Nothing of ours stays on a node: its report and every label that the operator has set.
+async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNode) -> Result<(), Error> {
+    let failed = |source| Error::Teardown { policy: policy.name_any(), source: Box::new(source) };
+    let name = gpu_node.name_any();
+    let gpu_nodes: Api<Guarded<GPUNode>> = Api::all(context.client.clone());
+    ignore_missing(gpu_nodes.delete(&name, &DeleteParams::default()).await.map(drop)).map_err(failed)?;
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(context.client.clone());
+    let Some(node) = nodes.get_metadata_opt(&name).await.map_err(failed)? else { return Ok(()) };
+    let mut changes = gates::patch(node.labels(), &[]);
+    changes.insert(labels::GPU_PRESENT.to_owned(), None);
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": changes}});
+    ignore_missing(nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
+        .map_err(failed)
+}
+
+fn ignore_missing(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,157 @@
+//! `gpuvirt uninstall`: the hook that runs before the chart is removed.
+//!
+//! It refuses while VMs use GPUs, before anything has changed; then it deletes the ClusterPolicies and waits until the
+//! operator has brought the nodes back. With a dead operator nobody would do that, so it says so instead of waiting.
+
+use std::{fmt::Write as _, time::Duration};
+
+use crds::{WorkloadMode, labels, v1::ClusterPolicy, v1alpha1::GPUNode};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, coordination::v1::Lease},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+    core::DeserializeGuard,
+    runtime::wait::{await_condition, conditions},
+};
+use serde_json::json;
+use tokio::time::timeout;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the cluster cannot be reached, or refuses")]
+    Api(#[from] kube::Error),
+    #[error("virtual machines use GPUs: {0}; stop them, or uninstall with uninstall.force=true")]
+    InUse(String),
+    #[error(
+        "the operator is not running ({0}), so nobody would bring the nodes back: start it again, or uninstall with uninstall.force=true"
+    )]
+    OperatorDead(String),
+    #[error("not gone after {} s: {waiting}", waited.as_secs())]
+    Timeout { waited: Duration, waiting: String },
+}
+
+pub struct Options {
+    pub namespace: String,
+    pub force: bool,
+    pub timeout: Duration,
+}
+
+type Policy = DeserializeGuard<ClusterPolicy>;
+
+pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
+    let policies: Api<Policy> = Api::all(client.clone());
+    let found = policies.list(&ListParams::default()).await?.items;
+    if found.is_empty() {
+        tracing::info!("no ClusterPolicy: nothing to bring back");
+        return Ok(());
+    }
+    let used = in_use(client).await?;
+    if !used.is_empty() && !options.force {
+        return Err(Error::InUse(used.join(", ")));
+    }
+    let dead = operator_dead(client, &options.namespace).await?;
+    if let Some(why) = &dead
+        && !options.force
+    {
+        return Err(Error::OperatorDead(why.clone()));
+    }
+    for policy in &found {
+        let name = policy.name_any();
+        if options.force {
+            let patch = json!({"metadata": {"annotations": {labels::FORCE_TEARDOWN: "true"}}});
+            policies.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        }
+        policies.delete(&name, &DeleteParams::default()).await?;
+        tracing::info!(policy = name, "deleted, waiting until its nodes are brought back");
+    }
+    if dead.is_some() {
+        return without_operator(client, options, &found).await;
+    }
+    let gone = async {
+        for policy in &found {
+            let uid = policy.uid().unwrap_or_default();
+            // An interrupted watch is begun anew; the timeout around this ends it.
+            while await_condition(policies.clone(), &policy.name_any(), conditions::is_deleted(&uid)).await.is_err() {}
+        }
+    };
+    match timeout(options.timeout, gone).await {
+        Ok(()) => Ok(()),
+        Err(_elapsed) => Err(Error::Timeout { waited: options.timeout, waiting: reasons(&policies).await? }),
+    }
+}
+
+/// What VMs hold, as the agents report it.
+async fn in_use(client: &Client) -> Result<Vec<String>, Error> {
+    let gpu_nodes: Api<DeserializeGuard<GPUNode>> = Api::all(client.clone());
+    let mut used = Vec::new();
+    for guarded in gpu_nodes.list(&ListParams::default()).await? {
+        let Ok(gpu_node) = guarded.0 else { continue };
+        let Some(agent) = gpu_node.status.as_ref().and_then(|s| s.agent.as_ref()) else { continue };
+        for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(WorkloadMode::Container)) {
+            for holder in &gpu.holders {
+                used.push(format!(
+                    "GPU {} of node {} is held by {} (pid {})",
+                    gpu.address,
+                    gpu_node.name_any(),
+                    holder.command,
+                    holder.pid
+                ));
+            }
+        }
+    }
+    Ok(used)
+}
+
+/// The lease tells: a living operator renews it every few seconds.
+async fn operator_dead(client: &Client, namespace: &str) -> Result<Option<String>, Error> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let Some(lease) = leases.get_opt(super::LEASE).await? else {
+        return Ok(Some(format!("lease {} does not exist", super::LEASE)));
+    };
+    let spec = lease.spec.unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let Some(renewed) = spec.renew_time.filter(|_| !holder.is_empty()) else {
+        return Ok(Some(format!("lease {} has no holder", super::LEASE)));
+    };
+    let silent = Timestamp::now().duration_since(renewed.0).as_secs();
+    let patience = i64::from(spec.lease_duration_seconds.unwrap_or(15)) * 2;
+    Ok((silent > patience).then(|| format!("{holder} renewed its lease {silent} s ago")))
+}
+
+/// Forced, and nobody there: operands go, GPUs stay as they are, and what is left is said.
+async fn without_operator(client: &Client, options: &Options, found: &[Policy]) -> Result<(), Error> {
+    let daemon_sets: Api<DaemonSet> = Api::namespaced(client.clone(), &options.namespace);
+    let ours = ListParams::default().labels(labels::POLICY);
+    daemon_sets.delete_collection(&DeleteParams::background(), &ours).await?;
+    let policies: Api<Policy> = Api::all(client.clone());
+    for policy in found {
+        let keep: Vec<&String> = policy.finalizers().iter().filter(|f| *f != labels::TEARDOWN_FINALIZER).collect();
+        let patch = json!({"metadata": {"finalizers": keep}});
+        match policies.patch(&policy.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    tracing::warn!(
+        "removed without the operator: GPUs keep the driver that they have, and nodes keep their {}* labels",
+        labels::DEPLOY_PREFIX
+    );
+    Ok(())
+}
+
+async fn reasons(policies: &Api<Policy>) -> Result<String, Error> {
+    let mut text = String::new();
+    for policy in policies.list(&ListParams::default()).await? {
+        let name = policy.name_any();
+        let Ok(policy) = policy.0 else { continue };
+        let conditions = policy.status.map(|status| status.conditions).unwrap_or_default();
+        let message = conditions.iter().find(|c| c.type_ == "Ready").map(|c| c.message.as_str());
+        // Writing to a string cannot fail.
+        let _ = write!(text, "ClusterPolicy {name}: {} ", message.unwrap_or("no condition says why"));
+    }
+    Ok(text)
+}

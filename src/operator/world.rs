@@ -1,0 +1,166 @@
+//! What the operator knows: one watch a kind, kept as a projection, and who is told when something moves.
+
+use std::{fmt::Debug, hash::Hash, sync::Arc};
+
+use crds::{
+    labels,
+    v1::ClusterPolicy,
+    v1alpha1::{GPUNode, GPUVirtConfig},
+};
+use futures::{StreamExt, future::BoxFuture};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, Node},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    core::{DeserializeGuard, PartialObjectMeta},
+    runtime::{
+        WatchStreamExt,
+        reflector::{self, Store, store::Writer},
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, mpsc};
+
+/// Which node's work is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeWork {
+    One(String),
+    All,
+}
+
+/// Wakes the controllers.
+#[derive(Clone)]
+pub struct Wake {
+    pub nodes: mpsc::UnboundedSender<NodeWork>,
+    pub policy: Arc<Notify>,
+}
+
+impl Wake {
+    pub fn node(&self, work: NodeWork) {
+        // Without a receiver the process is ending.
+        let _ = self.nodes.send(work);
+    }
+}
+
+/// One undecodable object must not end the watch: it is an entry that says so.
+pub type Guarded<K> = DeserializeGuard<K>;
+
+#[derive(Clone)]
+pub struct World {
+    /// Metadata only: labels decide, and nothing else of a Node is needed.
+    pub nodes: Store<PartialObjectMeta<Node>>,
+    pub gpu_nodes: Store<Guarded<GPUNode>>,
+    pub policies: Store<Guarded<ClusterPolicy>>,
+    pub configs: Store<Guarded<GPUVirtConfig>>,
+    /// Operands of ours, in the operator's namespace.
+    pub daemon_sets: Store<DaemonSet>,
+    pub config_maps: Store<ConfigMap>,
+}
+
+impl World {
+    /// The caches, and the work that keeps them: to be run for as long as they are used.
+    pub fn new(client: &Client, namespace: &str, wake: &Wake) -> (Self, Vec<BoxFuture<'static, ()>>) {
+        let everything = watcher::Config::default();
+        let ours = watcher::Config::default().labels(labels::POLICY);
+        let (nodes, follow_nodes) = {
+            let wake = wake.clone();
+            follow(Api::<PartialObjectMeta<Node>>::all(client.clone()), everything.clone(), move |node| {
+                wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
+            })
+        };
+        let (gpu_nodes, follow_gpu_nodes) = {
+            let wake = wake.clone();
+            follow(Api::<Guarded<GPUNode>>::all(client.clone()), everything.clone(), move |node| {
+                wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
+                wake.policy.notify_one();
+            })
+        };
+        let policy_wake = |wake: &Wake| {
+            let policy = wake.policy.clone();
+            move || policy.notify_one()
+        };
+        let (policies, follow_policies) = {
+            let touched = policy_wake(wake);
+            follow(Api::<Guarded<ClusterPolicy>>::all(client.clone()), everything.clone(), move |_| touched())
+        };
+        let (configs, follow_configs) = {
+            let touched = policy_wake(wake);
+            follow(Api::<Guarded<GPUVirtConfig>>::all(client.clone()), everything, move |_| touched())
+        };
+        let (daemon_sets, follow_daemon_sets) = {
+            let touched = policy_wake(wake);
+            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| touched())
+        };
+        let (config_maps, follow_config_maps) = {
+            let touched = policy_wake(wake);
+            follow(Api::<ConfigMap>::namespaced(client.clone(), namespace), ours, move |_| touched())
+        };
+        let world = Self { nodes, gpu_nodes, policies, configs, daemon_sets, config_maps };
+        let follow = vec![
+            follow_nodes,
+            follow_gpu_nodes,
+            follow_policies,
+            follow_configs,
+            follow_daemon_sets,
+            follow_config_maps,
+        ];
+        (world, follow)
+    }
+
+    /// Until every cache has been filled once.
+    pub async fn filled(&self) -> Result<(), reflector::store::WriterDropped> {
+        self.nodes.wait_until_ready().await?;
+        self.gpu_nodes.wait_until_ready().await?;
+        self.policies.wait_until_ready().await?;
+        self.configs.wait_until_ready().await?;
+        self.daemon_sets.wait_until_ready().await?;
+        self.config_maps.wait_until_ready().await
+    }
+
+    /// The newest order that any node has been given. A lease that was deleted counts from one again, and agents refuse
+    /// an older epoch than they know.
+    pub fn highest_epoch(&self) -> i64 {
+        let decoded = self.gpu_nodes.state();
+        decoded.iter().filter_map(|guarded| guarded.0.as_ref().ok()).map(|node| node.spec.epoch).max().unwrap_or(0)
+    }
+
+    pub fn gpu_node(&self, name: &str) -> Option<Arc<Guarded<GPUNode>>> {
+        self.gpu_nodes.get(&reflector::ObjectRef::new(name))
+    }
+}
+
+/// `touched` hears of each object that changed, and `None` after a (re)list, when anything may have gone unseen.
+pub fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    touched: impl Fn(Option<&K>) + Send + 'static,
+) -> (Store<K>, BoxFuture<'static, ()>)
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone,
+{
+    let mut writer = Writer::<K>::new(K::DynamicType::default());
+    let store = writer.as_reader();
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let work = async move {
+        let mut events =
+            watcher(api, config).modify(|object| object.managed_fields_mut().clear()).default_backoff().boxed();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => {
+                    writer.apply_watcher_event(&event);
+                    match &event {
+                        Event::Apply(object) | Event::Delete(object) => touched(Some(object)),
+                        Event::InitDone => touched(None),
+                        Event::Init | Event::InitApply(_) => {}
+                    }
+                }
+                Err(error) => tracing::warn!(kind, %error, "watch interrupted, trying again"),
+            }
+        }
+    };
+    (store, Box::pin(work))
+}

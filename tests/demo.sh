@@ -1,0 +1,142 @@
+#!/bin/bash
+# demo.sh [down]: the main job on real parts. Builds, starts a control plane and the lab's node, installs the chart, gives the node's GPUs
+# to virtual machines by a label, lets a pod have one, and takes them back. Leaves it all up; `demo.sh down` or DOWN=1 ends it.
+# FLIPS=N: N more label flips each way, with median and worst.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+STATE=/tmp/gpuvirt-demo
+NODE=node-1
+LABEL=nvidia.com/gpu.workload.config
+T4=nvidia.com/TU104GL_TESLA_T4
+export KUBECONFIG=$STATE/admin.kubeconfig
+
+kubectl() { "$GPUVIRT_CLUSTER_BIN/kube" kubectl "$@"; }
+helm() { "$GPUVIRT_CLUSTER_BIN/helm" "$@"; }
+guest() { tests/lab/guest.sh "$STATE" "$@"; }
+down() { tests/cluster/down.sh "$STATE" && rm -rf "$STATE"; }
+[ "${1-}" != down ] || { down; exit; }
+
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+as_seconds() { printf '%d.%d s' $(($1 / 1000)) $(($1 % 1000 / 100)); }
+step() { # SENTENCE COMMAND...
+	local what=$1 from
+	from=$(milliseconds)
+	shift
+	printf '\n\033[1m── %s\033[0m\n' "$what"
+	"$@"
+	printf '\033[2m   took %s\033[0m\n' "$(as_seconds $(($(milliseconds) - from)))"
+}
+field() { kubectl wait --timeout="${WAIT:-120s}" --for=jsonpath="$2=$3" "$1" >/dev/null; } # OBJECT PATH VALUE: waits until it is so
+
+ended() {
+	local status=$?
+	if [ "${DOWN-}" = 1 ]; then
+		down
+	elif [ $status != 0 ]; then
+		echo "failed; what is up stays for a look: export KUBECONFIG=$KUBECONFIG, logs in $STATE/log and $STATE/vm/log; make demo-down ends it" >&2
+	fi
+}
+
+builds() {
+	tests/deps.sh
+	cluster_tools
+	lab_tools
+	release
+	images
+}
+start() {
+	[ ! -d "$STATE" ] || down
+	BIN=$GPUVIRT_CLUSTER_BIN tests/cluster/up.sh "$STATE"
+	OUT=$GPUVIRT_LAB tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
+}
+install() {
+	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m >/dev/null
+	kubectl wait --for=create "gpunode/$NODE" --timeout=60s >/dev/null
+}
+reached() { # MODE DRIVER: the operator says that the node serves it, the agent that the kernel shows it
+	field "gpunode/$NODE" '{.status.operator.serving}' "$1"
+	field "gpunode/$NODE" '{.status.agent.summary.driver}' "$2"
+	field "gpunode/$NODE" '{.status.operator.ready}' True
+}
+to_vm() {
+	kubectl label --overwrite "node/$NODE" $LABEL=vm-passthrough >/dev/null
+	field "node/$NODE" "{.status.allocatable.${T4/./\\.}}" 2
+	reached vm-passthrough vfio-pci
+}
+to_container() {
+	kubectl label --overwrite "node/$NODE" $LABEL=container >/dev/null
+	reached container nvidia
+	field "node/$NODE" "{.status.allocatable.${T4/./\\.}}" 0
+}
+drivers() { # what the kernel shows, for the GPUs and their companions
+	guest 'for d in /sys/bus/pci/devices/*; do
+		[ "$(cat $d/vendor)" != 0x10de ] || echo "   ${d##*/}  $(cat $d/device) class $(cat $d/class)  group $(basename $(readlink $d/iommu_group))  driver $(basename $(readlink $d/driver || echo none))"
+	done'
+}
+allocatable() { kubectl get "node/$NODE" -o jsonpath='{.status.allocatable}' | tr ',' '\n' | tr -d '{}"' | sed -n 's/^nvidia.com/   &/p'; }
+show() {
+	kubectl get clusterpolicy,gpunodes
+	echo
+	drivers
+	allocatable
+}
+workload() {
+	kubectl apply -f - >/dev/null <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata: {name: vm, namespace: default}
+		spec:
+		  restartPolicy: Never
+		  terminationGracePeriodSeconds: 0
+		  containers:
+		    - name: vm
+		      image: localhost/box:test
+		      command: [sh, -c, "env | grep PCI_RESOURCE; ls -l /dev/vfio; exec sleep 1000000"]
+		      resources: {limits: {$T4: 1}}
+	POD
+	kubectl wait --for=condition=Ready pod/vm --timeout=60s >/dev/null
+	kubectl logs vm | sed 's/^/   /'
+}
+no_workload() { kubectl delete pod vm --timeout=60s >/dev/null; }
+flips() {
+	local to from i
+	rm -f "$STATE"/flips-*
+	for i in $(seq "$FLIPS"); do
+		for to in to_vm to_container; do
+			from=$(milliseconds)
+			$to
+			echo $(($(milliseconds) - from)) >>"$STATE/flips-$to"
+			echo "   flip $i $to: $(as_seconds "$(tail -n 1 "$STATE/flips-$to")")"
+		done
+	done
+	for to in to_vm to_container; do
+		sort -n "$STATE/flips-$to" >"$STATE/flips-sorted"
+		echo "   $to, $FLIPS flips: median $(as_seconds "$(sed -n "$(((FLIPS + 1) / 2))p" "$STATE/flips-sorted")"), worst $(as_seconds "$(tail -n 1 "$STATE/flips-sorted")")"
+	done
+}
+memory() {
+	guest 'for p in /proc/[0-9]*; do
+		case "$(tr "\0" " " <$p/cmdline 2>/dev/null)" in
+		/usr/bin/gpuvirt\ operator*|/usr/bin/gpuvirt\ agent*|gpuvirt\ operator*|gpuvirt\ agent*) echo "   $(tr "\0" " " <$p/cmdline | cut -d" " -f2): RSS $(sed -n "s/^VmRSS:[ \t]*//p" $p/status)" ;;
+		esac
+	done'
+}
+
+trap ended EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+step "build: test cluster, lab kernel, release binary, images" builds
+step "start: a control plane on this machine, and a node with IOMMU and GPUs in QEMU" start
+step "helm install --wait" install
+step "the node's driver pod loads: mode container" reached container nvidia
+show
+step "kubectl label node/$NODE $LABEL=vm-passthrough, until $T4 can be requested" to_vm
+show
+step "a pod requests one $T4" workload
+step "the pod goes" no_workload
+step "kubectl label node/$NODE $LABEL=container, until the driver has the GPUs back" to_container
+show
+[ "${FLIPS:-0}" = 0 ] || step "$FLIPS more flips each way" flips
+step "memory" memory
+if [ "${DOWN-}" != 1 ]; then
+	printf '\nIt stays up:\n  export KUBECONFIG=%s\n  %s kubectl get gpunodes\nmake demo-down ends it.\n' "$KUBECONFIG" "$GPUVIRT_CLUSTER_BIN/kube"
+fi

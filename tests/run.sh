@@ -1,0 +1,71 @@
+#!/bin/bash
+# run.sh [quick|all]: runs the test rings, prints each one's time against its budget, and at the end the sum of all test counts.
+# Stops at a build that fails; goes on after a ring that fails, and then fails itself.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+failed=() warm=yes began=$SECONDS
+
+ring() { # NAME BUDGET COMMAND...: seconds; a ring that fails is noted
+	local name=$1 budget=$2 from=$SECONDS status=0 took
+	shift 2
+	echo "── $name: $*"
+	"$@" 2>&1 | tee -a "$log" || status=$?
+	took=$((SECONDS - from))
+	echo "ring $name: $took s of budget $budget s$([ $took -le "$budget" ] || echo ", OVER BUDGET by $((took - budget)) s")$([ $status = 0 ] || echo ", FAILED")"
+	[ $status = 0 ] || failed+=("$name")
+	return $status
+}
+build() { # NAME BUDGET COMMAND...: as ring, but nothing after it makes sense without it
+	local from=$SECONDS
+	ring "$@" || finish
+	[ $((SECONDS - from)) -lt 60 ] || warm=no
+}
+
+finish() {
+	local total=$((SECONDS - began)) counts
+	[ $warm = no ] || echo "all rings, nothing to build: $total s of budget $WARM s$([ $total -le "$WARM" ] || echo ", OVER BUDGET by $((total - WARM)) s")"
+	[ ${#failed[@]} = 0 ] || echo "failed rings: ${failed[*]}"
+	# A ring that failed without a test's verdict (a lint, a build) counts as one.
+	counts=$(awk '/^test result:/ {passed += $4; failed += $6} END {print passed + 0, failed + 0}' "$log")
+	read -r passed wrong <<<"$counts"
+	[ "$wrong" -ge ${#failed[@]} ] || wrong=${#failed[@]}
+	echo "$passed passed, $wrong failed"
+	[ ${#failed[@]} = 0 ]
+	exit
+}
+
+clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
+unit() { cargo test --workspace --locked; }
+other_architecture() { cargo check --workspace --locked --target aarch64-unknown-linux-gnu; }
+rust() { cargo test --workspace --all-targets --locked --no-run && release && other_architecture; } # `set -e` is off inside `||`
+chart() { "$GPUVIRT_CLUSTER_BIN/helm" lint --strict charts/gpuvirt; }
+
+case ${1:-all} in
+quick)
+	WARM=60
+	ring fmt 10 cargo fmt --all --check || true
+	ring clippy 40 clippy || true
+	ring unit 40 unit || true
+	;;
+all)
+	WARM=900
+	build packages 180 tests/deps.sh
+	build go 720 cluster_tools
+	build kernel 600 lab_tools
+	build rust 720 rust
+	build images 30 images
+	ring fmt 10 cargo fmt --all --check || true
+	ring clippy 120 clippy || true
+	ring unit 120 unit || true
+	ring chart 10 chart || true
+	ring cluster 240 cargo test --locked --test cluster || true
+	ring lab 400 cargo test --locked --test lab || true
+	;;
+*)
+	echo "usage: $0 [quick|all]" >&2
+	exit 2
+	;;
+esac
+finish

@@ -1,0 +1,285 @@
+//! Who has a GPU open.
+//!
+//! Looked for by device number in `/proc/*/fd`, since a container may give a node any path: the group's and the device's
+//! VFIO nodes, `/dev/nvidiaN` (told apart by `/proc/driver/nvidia/gpus/*/information`), `/dev/dri/*` and `/dev/snd/*` of a
+//! GPU and its companions. A block device behind a companion (USB) is held while it is mounted or part of another block
+//! device. `/dev/nvidiactl` and `/dev/nvidia-uvm` belong to no single GPU: they stand in the way of a module's unload only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::address::PciAddress;
+use crate::host::{self, DeviceNumber, FileKind, Host};
+use crate::inventory::{Inventory, device_path};
+
+/// Something that has a device of a GPU open.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Holder {
+    /// As the host counts; 0 where no process but the kernel itself holds it (a mount).
+    pub pid: i32,
+    /// The process's name (at most 15 bytes, `/proc/PID/comm`), or what the kernel does with the device.
+    pub command: String,
+    /// The device node; `/proc/PID/fd` where a process does not let its files be seen.
+    pub path: PathBuf,
+    /// Uid of the pod that the process runs in.
+    pub pod: Option<String>,
+}
+
+impl Holder {
+    /// How the holder is brought to let go.
+    pub fn next_step(&self) -> String {
+        match (self.pod.as_deref(), self.command.as_str()) {
+            _ if self.unseen() => "look again with the right to read every process's files (CAP_SYS_PTRACE)".to_owned(),
+            (Some(pod), _) => format!("end pod {pod}"),
+            (None, "nvidia-persiste") => "systemctl stop nvidia-persistenced".to_owned(),
+            (None, "nv-fabricmanage") => "systemctl stop nvidia-fabricmanager".to_owned(),
+            (None, "Xorg" | "Xwayland" | "gdm" | "gnome-shell") => "systemctl stop display-manager".to_owned(),
+            (None, command) if self.pid == 0 => format!("undo: {command}"),
+            (None, _) => format!("end process {}", self.pid),
+        }
+    }
+
+    fn unseen(&self) -> bool {
+        self.path.starts_with("/proc")
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, command, path, pod } = self;
+        if self.unseen() {
+            return write!(f, "pid {pid} ({command}), whose open files cannot be read");
+        }
+        match (pod, pid) {
+            (None, 0) => write!(f, "{} ({command})", path.display()),
+            (None, pid) => write!(f, "pid {pid} ({command}) with {}", path.display()),
+            (Some(pod), pid) => write!(f, "pid {pid} ({command}) of pod {pod} with {}", path.display()),
+        }
+    }
+}
+
+/// Holders of each GPU that is held, keyed by its primary function. A group's holder holds all GPUs of that group.
+///
+/// A process whose files may not be read could hold any GPU and is named for all of them (one such process suffices).
+pub fn holders(host: &impl Host, inventory: &Inventory) -> BTreeMap<PciAddress, Vec<Holder>> {
+    let mut held: BTreeMap<PciAddress, BTreeSet<Holder>> = BTreeMap::new();
+    let nodes = nodes(host, inventory);
+    if !nodes.is_empty() {
+        scan_processes(host, inventory, &nodes, &mut held);
+    }
+    scan_block_devices(host, inventory, &mut held);
+    held.into_iter().map(|(gpu, holders)| (gpu, holders.into_iter().collect())).collect()
+}
+
+struct Node {
+    path: PathBuf,
+    gpus: Vec<PciAddress>,
+}
+
+/// Device nodes by number, each with the GPUs that are held through it.
+fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node> {
+    let mut nodes: BTreeMap<DeviceNumber, Node> = BTreeMap::new();
+    let mut add = |path: PathBuf, gpu: PciAddress| {
+        // A node that is not there cannot be open.
+        if let Ok(FileKind::CharDevice(number)) = host.stat(&path).map(|stat| stat.kind) {
+            nodes.entry(number).or_insert_with(|| Node { path, gpus: Vec::new() }).gpus.push(gpu);
+        }
+    };
+    let minors = nvidia_minors(host);
+    for gpu in inventory.gpus() {
+        let address = gpu.primary.address;
+        if let Some(group) = gpu.group {
+            add(PathBuf::from(format!("/dev/vfio/{group}")), address);
+        }
+        if let Some(minor) = minors.get(&address) {
+            add(PathBuf::from(format!("/dev/nvidia{minor}")), address);
+        }
+        for function in std::iter::once(gpu.primary).chain(gpu.companions) {
+            if let Some(name) = &function.vfio_dev {
+                add(Path::new("/dev/vfio/devices").join(name), address);
+            }
+            for name in host.list(&device_path(function.address).join("drm")).unwrap_or_default() {
+                add(Path::new("/dev/dri").join(name), address);
+            }
+            for node in sound_nodes(host, function.address) {
+                add(node, address);
+            }
+        }
+    }
+    nodes
+}
+
+/// `Device Minor` of each GPU that the NVIDIA driver has.
+fn nvidia_minors(host: &impl Host) -> BTreeMap<PciAddress, u32> {
+    let dir = Path::new("/proc/driver/nvidia/gpus");
+    let names = host.list(dir).unwrap_or_default();
+    let minor = |name: &OsStr| {
+        let text = host::text(host, &dir.join(name).join("information")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
+        Some((name.to_str()?.parse().ok()?, line.trim().parse().ok()?))
+    };
+    names.iter().filter_map(|name| minor(name)).collect()
+}
+
+/// `sound/card0/{controlC0,pcmC0D3p,…}` are `/dev/snd/…`.
+fn sound_nodes(host: &impl Host, address: PciAddress) -> Vec<PathBuf> {
+    let sound = device_path(address).join("sound");
+    let cards = host.list(&sound).unwrap_or_default();
+    let nodes = cards.iter().flat_map(|card| host.list(&sound.join(card)).unwrap_or_default());
+    let is_node =
+        |name: &OsStr| ["controlC", "pcmC", "hwC"].iter().any(|start| name.as_bytes().starts_with(start.as_bytes()));
+    nodes.filter(|name| is_node(name)).map(|name| Path::new("/dev/snd").join(name)).collect()
+}
+
+fn scan_processes(
+    host: &impl Host,
+    inventory: &Inventory,
+    nodes: &BTreeMap<DeviceNumber, Node>,
+    held: &mut BTreeMap<PciAddress, BTreeSet<Holder>>,
+) {
+    let mut unseen = None;
+    match host.list(Path::new("/proc")) {
+        Err(_) => unseen = Some(0),
+        Ok(names) => {
+            for pid in names.iter().filter_map(|name| name.to_str()?.parse::<i32>().ok()) {
+                let fds = PathBuf::from(format!("/proc/{pid}/fd"));
+                let names = match host.list(&fds) {
+                    Ok(names) => names,
+                    Err(error) => {
+                        // Anything else is a process that ended meanwhile.
+                        if error.kind() == io::ErrorKind::PermissionDenied {
+                            unseen.get_or_insert(pid);
+                        }
+                        continue;
+                    }
+                };
+                let mut seen = BTreeSet::new();
+                for name in names {
+                    let Some(number) = device_number(host, &fds.join(name)) else { continue };
+                    let Some(node) = nodes.get(&number).filter(|_| seen.insert(number)) else { continue };
+                    let holder = holder(host, pid, node.path.clone());
+                    for gpu in &node.gpus {
+                        held.entry(*gpu).or_default().insert(holder.clone());
+                    }
+                }
+            }
+        }
+    }
+    if let Some(pid) = unseen {
+        for gpu in inventory.gpus() {
+            let holder = holder(host, pid, PathBuf::from(format!("/proc/{pid}/fd")));
+            held.entry(gpu.primary.address).or_default().insert(holder);
+        }
+    }
+}
+
+/// Sockets, pipes and anonymous inodes have no path, so they are not asked for more.
+fn device_number(host: &impl Host, fd: &Path) -> Option<DeviceNumber> {
+    host.link(fd).ok().filter(|target| target.is_absolute())?;
+    match host.stat(fd).ok()?.kind {
+        FileKind::CharDevice(number) => Some(number),
+        FileKind::Regular | FileKind::Directory | FileKind::BlockDevice(_) | FileKind::Other => None,
+    }
+}
+
+fn holder(host: &impl Host, pid: i32, path: PathBuf) -> Holder {
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let command = host::text(host, &proc.join("comm")).unwrap_or_else(|_| "unknown".to_owned());
+    let pod = host::text(host, &proc.join("cgroup")).ok().and_then(|text| pod_uid(&text));
+    Holder { pid, command, path, pod }
+}
+
+/// The pod's uid in a path of `/proc/PID/cgroup`: `…/pod<uid>/…` with the cgroupfs driver,
+/// `…-pod<uid with underscores>.slice/…` with systemd's.
+fn pod_uid(cgroup: &str) -> Option<String> {
+    let parts = cgroup.lines().filter(|line| line.contains("kubepods")).flat_map(|line| line.split('/'));
+    parts.into_iter().find_map(|part| {
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let (_, uid) = part.rsplit_once("pod").filter(|(before, _)| before.is_empty() || before.ends_with('-'))?;
+        let plain = uid.len() >= 32 && uid.bytes().all(|b| b.is_ascii_hexdigit() || matches!(b, b'-' | b'_'));
+        plain.then(|| uid.replace('_', "-"))
+    })
+}
+
+/// A disk behind a companion's USB port, in use by the kernel.
+fn scan_block_devices(host: &impl Host, inventory: &Inventory, held: &mut BTreeMap<PciAddress, BTreeSet<Holder>>) {
+    let class = Path::new("/sys/class/block");
+    let names = host.list(class).unwrap_or_default();
+    let mut mounts = None;
+    for gpu in inventory.gpus() {
+        for function in &gpu.companions {
+            let address = function.address.to_string();
+            for name in &names {
+                let Ok(target) = host.link(&class.join(name)) else { continue };
+                if !target.iter().any(|part| part.to_str() == Some(address.as_str())) {
+                    continue;
+                }
+                let mounts = mounts.get_or_insert_with(|| mounted(host));
+                for command in uses(host, &class.join(name), mounts) {
+                    let holder = Holder { pid: 0, command, path: Path::new("/dev").join(name), pod: None };
+                    held.entry(gpu.primary.address).or_default().insert(holder);
+                }
+            }
+        }
+    }
+}
+
+fn uses(host: &impl Host, block: &Path, mounts: &BTreeMap<String, String>) -> Vec<String> {
+    let number = host::text(host, &block.join("dev")).unwrap_or_default();
+    let mount = mounts.get(&number).map(|at| format!("mounted at {at}"));
+    let parts = host.list(&block.join("holders")).unwrap_or_default();
+    mount.into_iter().chain(parts.iter().map(|part| format!("part of {}", part.to_string_lossy()))).collect()
+}
+
+/// `major:minor` → mount point, from the third and fifth field of mountinfo (proc(5)), as process 1 sees them.
+fn mounted(host: &impl Host) -> BTreeMap<String, String> {
+    let text = host::text(host, Path::new("/proc/1/mountinfo")).unwrap_or_default();
+    let mount = |line: &str| {
+        let mut fields = line.split(' ').skip(2);
+        Some((fields.next()?.to_owned(), fields.nth(1)?.to_owned()))
+    };
+    text.lines().filter_map(mount).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_known_by_both_cgroup_drivers() {
+        let uid = "7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22";
+        let systemd = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7b5c2f0e_8a4d_4a6e_9a57_0d9f3a7c1b22.slice/cri-containerd-1f.scope\n";
+        let cgroupfs = format!("12:devices:/kubepods/besteffort/pod{uid}/9f\n0::/\n");
+        let guaranteed = format!("0::/kubepods/pod{uid}/9f");
+        for text in [systemd, &cgroupfs, &guaranteed] {
+            assert_eq!(pod_uid(text).as_deref(), Some(uid), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_outside_pods_has_none() {
+        for text in ["0::/system.slice/podman.service", "0::/user.slice/user-0.slice", "", "0::/kubepods.slice"] {
+            assert_eq!(pod_uid(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_holder_says_how_it_is_ended() {
+        let holder = |pid, command: &str, pod: Option<&str>| Holder {
+            pid,
+            command: command.to_owned(),
+            path: "/dev/nvidia0".into(),
+            pod: pod.map(str::to_owned),
+        };
+        assert_eq!(holder(7, "nvidia-persiste", None).next_step(), "systemctl stop nvidia-persistenced");
+        assert_eq!(holder(7, "python", None).next_step(), "end process 7");
+        assert_eq!(holder(7, "python", Some("u-1")).next_step(), "end pod u-1");
+        assert_eq!(holder(7, "python", Some("u-1")).to_string(), "pid 7 (python) of pod u-1 with /dev/nvidia0");
+    }
+}

@@ -1,0 +1,323 @@
+//! Reading a host below a root directory.
+//!
+//! [`Root`] is the only door to the file system for reading: the same code runs on `/`, on `/host` inside a pod and on
+//! a described tree. Paths are absolute as the host sees them; links are resolved as if the root were `/`, so neither an
+//! absolute link nor `..` leaves it (`openat2(2)`, Linux 5.6).
+
+#![allow(clippy::disallowed_methods, reason = "this file is the door that the lint points to")]
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::libc;
+
+/// Most that is read of one attribute below `/sys`: the kernel never gives more than a page.
+const ATTRIBUTE_LIMIT: u64 = 64 * 1024;
+/// Most that is read of any other file: `modules.alias` of a distribution kernel has 1-3 MiB.
+const FILE_LIMIT: u64 = 32 * 1024 * 1024;
+/// How long a read may wait for a device's lock before it counts as failed.
+const LOCK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Major and minor number of a device node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceNumber {
+    pub major: u32,
+    pub minor: u32,
+}
+
+/// What kind of file a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    Regular,
+    Directory,
+    CharDevice(DeviceNumber),
+    BlockDevice(DeviceNumber),
+    Other,
+}
+
+/// The part of `stat(2)` that is needed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub kind: FileKind,
+}
+
+/// A host that can be read. All paths are absolute as the host sees them, e.g. `/sys/bus/pci/devices`.
+pub trait Host {
+    /// The whole content; fails rather than truncating when the file is larger than anything sensible.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// The text of a symbolic link, not followed.
+    fn link(&self, path: &Path) -> io::Result<PathBuf>;
+    /// Names in a directory, sorted, without `.` and `..`.
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
+    /// Whether the path leads to something, links followed.
+    fn exists(&self, path: &Path) -> bool;
+    /// What the path leads to, links followed, also those of `/proc/PID/fd`.
+    fn stat(&self, path: &Path) -> io::Result<Stat>;
+}
+
+/// Reads one value of a host as text without the newline at its end.
+pub(crate) fn text(host: &(impl Host + ?Sized), path: &Path) -> io::Result<String> {
+    let bytes = host.read(path)?;
+    let text = String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8"))?;
+    Ok(text.trim_end_matches(['\n', '\0']).to_owned())
+}
+
+/// The last component of a link's text, e.g. the driver's name of a device's `driver` link.
+pub(crate) fn link_name(host: &(impl Host + ?Sized), path: &Path) -> io::Result<String> {
+    let target = host.link(path)?;
+    target
+        .file_name()
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("link to `{}`", target.display())))
+}
+
+/// A missing file is a value, not an error.
+pub(crate) fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A host below a directory.
+#[derive(Clone, Debug)]
+pub struct Root {
+    path: PathBuf,
+    dir: Arc<OwnedFd>,
+    /// Attributes whose read has not come back: not asked again before it does.
+    late: Arc<Mutex<BTreeSet<PathBuf>>>,
+    lock_deadline: Duration,
+}
+
+impl Root {
+    /// Opens the directory below which the host's `/sys`, `/proc`, `/dev` and `/lib` are found.
+    pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
+        let path = dir.into();
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(&path, flags, nix::sys::stat::Mode::empty())
+            .map_err(|errno| io::Error::other(format!("host root {}: {errno}", path.display())))?;
+        Ok(Self { path, dir: Arc::new(fd), late: Arc::default(), lock_deadline: LOCK_DEADLINE })
+    }
+
+    /// The directory itself, as this process sees it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a file of the host. `O_CLOEXEC` is added.
+    pub(crate) fn open(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        open_below(self.dir.as_fd(), path, flags)
+    }
+
+    /// Reading `driver_override` takes the device's lock, which a hanging `unbind` holds for good: a thread that waits
+    /// for it can be abandoned, the caller cannot.
+    fn read_locking(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let waiting = || io::Error::new(io::ErrorKind::TimedOut, "the device's lock is held, an unbind may be hanging");
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        if !late.insert(path.to_owned()) {
+            return Err(waiting());
+        }
+        drop(late);
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let (root, path) = (self.clone(), path.to_owned());
+        std::thread::spawn(move || {
+            let result = root.read_now(&path);
+            root.late.lock().unwrap_or_else(PoisonError::into_inner).remove(&path);
+            // The caller may have given up.
+            let _ = sender.send(result);
+        });
+        receiver.recv_timeout(self.lock_deadline).unwrap_or_else(|_| Err(waiting()))
+    }
+
+    fn read_now(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let limit = if path.starts_with("/sys") { ATTRIBUTE_LIMIT } else { FILE_LIMIT };
+        let file = File::from(self.open(path, OFlag::O_RDONLY)?);
+        let mut bytes = Vec::new();
+        file.take(limit + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > limit {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("larger than {limit} bytes")));
+        }
+        Ok(bytes)
+    }
+}
+
+fn open_below(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+    if path.components().any(|part| matches!(part, Component::ParentDir)) || !path.is_absolute() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is not absolute", path.display())));
+    }
+    let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    // A rename or mount anywhere on the machine makes the kernel doubt its walk through `..` and say EAGAIN.
+    for _ in 0..128 {
+        match openat2(root, path, how) {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            other => return other.map_err(io::Error::from),
+        }
+    }
+    Err(Errno::EAGAIN.into())
+}
+
+impl Host for Root {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        if path.file_name().is_some_and(|name| name == "driver_override") {
+            return self.read_locking(path);
+        }
+        self.read_now(path)
+    }
+
+    fn link(&self, path: &Path) -> io::Result<PathBuf> {
+        let fd = self.open(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)?;
+        match readlinkat(&fd, c"") {
+            Ok(target) => Ok(PathBuf::from(target)),
+            // An empty path on something that is no link.
+            Err(Errno::ENOENT) => Err(Errno::EINVAL.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let mut dir = Dir::from_fd(self.open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?)?;
+        let mut names = Vec::new();
+        for entry in dir.iter() {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name));
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        self.open(path, OFlag::O_PATH).is_ok()
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        match self.open(path, OFlag::O_PATH) {
+            Ok(fd) => statx(fd.as_fd(), Path::new(""), libc::AT_EMPTY_PATH),
+            // RESOLVE_IN_ROOT never walks a descriptor link of /proc; the link names an open file, not a path, so
+            // following it cannot leave the root.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EXDEV | libc::ELOOP)) && is_descriptor(path) => {
+                let parent = path.parent().expect("a descriptor link should have a parent");
+                let name = path.file_name().expect("a descriptor link should have a name");
+                let dir = self.open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+                statx(dir.as_fd(), Path::new(name), 0)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// `/proc/PID/fd/N`.
+fn is_descriptor(path: &Path) -> bool {
+    let mut parts = path.components().rev().skip(1).map(Component::as_os_str);
+    path.starts_with("/proc") && parts.next().is_some_and(|name| name == "fd")
+}
+
+/// `statx` rather than `fstatat`: it can be told not to ask a network file system's server, which may be gone.
+fn statx(dir: BorrowedFd<'_>, path: &Path, flags: libc::c_int) -> io::Result<Stat> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut out = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `dir` is an open descriptor, `path` ends in NUL, `out` has room for one `struct statx`.
+    let result = unsafe {
+        libc::statx(
+            dir.as_raw_fd(),
+            path.as_ptr(),
+            flags | libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT,
+            libc::STATX_TYPE,
+            out.as_mut_ptr(),
+        )
+    };
+    Errno::result(result)?;
+    // SAFETY: all bytes were zeroed, which is a valid value, and the kernel has filled them in.
+    let out = unsafe { out.assume_init() };
+    let number = DeviceNumber { major: out.stx_rdev_major, minor: out.stx_rdev_minor };
+    let kind = match u32::from(out.stx_mode) & libc::S_IFMT {
+        libc::S_IFREG => FileKind::Regular,
+        libc::S_IFDIR => FileKind::Directory,
+        libc::S_IFCHR => FileKind::CharDevice(number),
+        libc::S_IFBLK => FileKind::BlockDevice(number),
+        _ => FileKind::Other,
+    };
+    Ok(Stat { kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("etc")).unwrap();
+        std::fs::write(dir.path().join("etc/name"), "inside\n").unwrap();
+        let root = Root::new(dir.path()).unwrap();
+        (dir, root)
+    }
+
+    #[test]
+    fn an_absolute_link_stays_below_the_root() {
+        let (dir, root) = tree();
+        symlink("/etc/name", dir.path().join("alias")).unwrap();
+        assert_eq!(text(&root, Path::new("/alias")).unwrap(), "inside");
+    }
+
+    #[test]
+    fn climbing_links_stay_below_the_root() {
+        let (dir, root) = tree();
+        symlink("../../../../../etc/name", dir.path().join("climber")).unwrap();
+        assert_eq!(text(&root, Path::new("/climber")).unwrap(), "inside");
+        assert_eq!(root.link(Path::new("/climber")).unwrap(), Path::new("../../../../../etc/name"));
+    }
+
+    #[test]
+    fn an_oversized_attribute_is_an_error_and_not_cut() {
+        let (dir, root) = tree();
+        std::fs::create_dir_all(dir.path().join("sys")).unwrap();
+        std::fs::write(dir.path().join("sys/big"), vec![b'x'; 70_000]).unwrap();
+        assert_eq!(root.read(Path::new("/sys/big")).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_plain_file_is_no_link() {
+        let (_dir, root) = tree();
+        assert_eq!(root.link(Path::new("/etc/name")).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn descriptors_of_a_process_are_seen_with_their_device_number() {
+        let root = Root::new("/").unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), null.as_raw_fd()));
+        let expected = FileKind::CharDevice(DeviceNumber { major: 1, minor: 3 });
+        assert_eq!(root.stat(&path).unwrap().kind, expected);
+        assert_eq!(root.link(&path).unwrap(), Path::new("/dev/null"));
+    }
+
+    #[test]
+    fn a_read_that_waits_for_a_device_lock_is_an_error_in_time_and_is_not_piled_up() {
+        let (dir, mut root) = tree();
+        root.lock_deadline = Duration::from_millis(50);
+        std::fs::create_dir_all(dir.path().join("sys")).unwrap();
+        // Opening a FIFO waits for its other end as the read of the attribute waits for the lock.
+        let fifo = dir.path().join("sys/driver_override");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let path = Path::new("/sys/driver_override");
+        assert_eq!(root.read(path).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(root.late.lock().unwrap().len(), 1);
+        root.lock_deadline = Duration::from_secs(3600);
+        assert_eq!(root.read(path).unwrap_err().kind(), io::ErrorKind::TimedOut, "the second read does not wait");
+    }
+}

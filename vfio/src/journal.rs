@@ -1,0 +1,339 @@
+//! What was changed on this host since boot, so that it can be undone and is not done twice.
+//!
+//! One JSON file, normally `/run/gpuvirt/journal` (gone with the reboot, as bindings are). It is replaced atomically and
+//! synced before the change that it describes is made. A function is known by address and ids: a card that was swapped
+//! is not the one that was recorded.
+
+#![allow(clippy::disallowed_methods, reason = "this file is the only writer of the journal")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::PciAddress;
+use crate::host::{self, Host};
+use crate::inventory::{Function, Ids, Inventory};
+
+/// Where a function was before it was given to VFIO.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Origin {
+    /// On a driver of the host.
+    Driver(String),
+    /// On no driver.
+    Unbound,
+    /// On a VFIO driver already when it was first seen: somebody else's doing, never undone.
+    Adopted,
+}
+
+/// A write that has not come back: the process sleeps in the kernel and holds the device's lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pending {
+    /// As the host counts.
+    pub pid: i32,
+    /// Field 22 of `/proc/PID/stat`, clock ticks since boot: tells the process from a later one with the same pid.
+    pub start_time: u64,
+    /// The file that is written to.
+    pub path: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    ids: Ids,
+    origin: Origin,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct State {
+    epoch: i64,
+    functions: BTreeMap<PciAddress, Entry>,
+    pending: BTreeMap<PciAddress, Pending>,
+}
+
+/// The journal of one host. See the module.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    /// `None`: kept in memory only.
+    path: Option<PathBuf>,
+    state: State,
+}
+
+/// Why the journal could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("journal {path}: {source}; nothing is changed on the host before it can be written", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(
+        "journal {path} is damaged ({reason}) and was moved to {moved_to}; an empty one is used from now on, so devices \
+         on vfio-pci count as bound by somebody else and are not released",
+        path = path.display(), moved_to = moved_to.display()
+    )]
+    Corrupt { path: PathBuf, moved_to: PathBuf, reason: String },
+    #[error(
+        "step of epoch {asked} is older than epoch {executed}, which this host has executed; a newer leader is at work"
+    )]
+    OldEpoch { asked: i64, executed: i64 },
+}
+
+impl Journal {
+    /// Reads the journal; a missing file is an empty journal.
+    ///
+    /// A damaged file is moved aside and reported once as [`JournalError::Corrupt`]: opening again gives an empty journal.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, JournalError> {
+        let path = path.into();
+        let state = match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(state) => state,
+                Err(error) => return Err(move_aside(path, &error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(source) => return Err(JournalError::Io { path, source }),
+        };
+        Ok(Self { path: Some(path), state })
+    }
+
+    /// A journal that is never written, for looking only.
+    pub fn in_memory() -> Self {
+        Self { path: None, state: State::default() }
+    }
+
+    /// Where the function was before it was taken; `None` when it was not taken, or when another device is there now.
+    pub fn origin(&self, function: &Function) -> Option<&Origin> {
+        let entry = self.state.functions.get(&function.address)?;
+        (entry.ids == function.ids()).then_some(&entry.origin)
+    }
+
+    /// Whether the function was put on its VFIO driver by somebody else. What is not in the journal was not done here.
+    pub fn is_adopted(&self, function: &Function) -> bool {
+        function.on_vfio() && matches!(self.origin(function), None | Some(Origin::Adopted))
+    }
+
+    /// Notes all functions of GPUs that are on a VFIO driver without having been put there by us; returns the new ones.
+    pub fn adopt(&mut self, inventory: &Inventory) -> Result<Vec<PciAddress>, JournalError> {
+        let mut state = self.state.clone();
+        let mut adopted = Vec::new();
+        for gpu in inventory.gpus() {
+            for function in std::iter::once(gpu.primary).chain(gpu.companions) {
+                if function.on_vfio() && self.origin(function).is_none() && !adopted.contains(&function.address) {
+                    let entry = Entry { ids: function.ids(), origin: Origin::Adopted };
+                    state.functions.insert(function.address, entry);
+                    adopted.push(function.address);
+                }
+            }
+        }
+        self.save(state)?;
+        Ok(adopted)
+    }
+
+    /// Entries whose device is not there any more, or is another one: reported, never acted on.
+    pub fn stale(&self, inventory: &Inventory) -> Vec<PciAddress> {
+        let differs = |address: &PciAddress, entry: &Entry| {
+            inventory.functions.get(address).is_none_or(|function| function.ids() != entry.ids)
+        };
+        self.state
+            .functions
+            .iter()
+            .filter(|(address, entry)| differs(address, entry))
+            .map(|(address, _)| *address)
+            .collect()
+    }
+
+    pub(crate) fn record(&mut self, address: PciAddress, ids: Ids, origin: Origin) -> Result<(), JournalError> {
+        let mut state = self.state.clone();
+        state.functions.insert(address, Entry { ids, origin });
+        self.save(state)
+    }
+
+    pub(crate) fn forget(&mut self, address: PciAddress) -> Result<(), JournalError> {
+        let mut state = self.state.clone();
+        state.functions.remove(&address);
+        self.save(state)
+    }
+
+    /// Writes that hang, by the device they are for.
+    pub fn pending(&self) -> &BTreeMap<PciAddress, Pending> {
+        &self.state.pending
+    }
+
+    /// Devices of which no attribute that takes the device's lock may be read; for [`crate::inventory::observe_except`].
+    pub fn locked(&self) -> BTreeSet<PciAddress> {
+        self.state.pending.keys().copied().collect()
+    }
+
+    pub(crate) fn add_pending(&mut self, address: PciAddress, pending: Pending) -> Result<(), JournalError> {
+        let mut state = self.state.clone();
+        state.pending.insert(address, pending);
+        self.save(state)
+    }
+
+    /// Drops hanging writes whose process has ended; returns their devices. Cheap: call it before every look at the host.
+    pub fn settle(&mut self, host: &impl Host) -> Result<Vec<PciAddress>, JournalError> {
+        let ended: Vec<_> =
+            self.state.pending.iter().filter(|(_, pending)| !alive(host, pending)).map(|(a, _)| *a).collect();
+        let mut state = self.state.clone();
+        state.pending.retain(|address, _| !ended.contains(address));
+        self.save(state)?;
+        Ok(ended)
+    }
+
+    /// The highest epoch of which a step was executed; 0 when there was none.
+    pub fn epoch(&self) -> i64 {
+        self.state.epoch
+    }
+
+    /// Notes that a step of this epoch is about to be executed; refuses one that is older than what was executed.
+    pub fn admit_epoch(&mut self, epoch: i64) -> Result<(), JournalError> {
+        if epoch < self.state.epoch {
+            return Err(JournalError::OldEpoch { asked: epoch, executed: self.state.epoch });
+        }
+        let mut state = self.state.clone();
+        state.epoch = epoch;
+        self.save(state)
+    }
+
+    /// On disk first: what could not be written has not happened.
+    fn save(&mut self, state: State) -> Result<(), JournalError> {
+        if state == self.state {
+            return Ok(());
+        }
+        if let Some(path) = &self.path {
+            let bytes = serde_json::to_vec_pretty(&state).expect("a journal should have a JSON form");
+            replace(path, &bytes).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+        }
+        self.state = state;
+        Ok(())
+    }
+}
+
+/// A zombie has left the kernel: its write has come back.
+fn alive(host: &impl Host, pending: &Pending) -> bool {
+    let stat = PathBuf::from(format!("/proc/{}/stat", pending.pid));
+    match host::optional(host::text(host, &stat)) {
+        // A start time of 0 was not known: any process with that pid may be it.
+        Ok(text) => text.as_deref().and_then(parse_stat).is_some_and(|(state, start_time)| {
+            state != 'Z' && (pending.start_time == 0 || start_time == pending.start_time)
+        }),
+        // Not known: keep away from the device's lock.
+        Err(_) => true,
+    }
+}
+
+/// State and start time (fields 3 and 22) of `/proc/PID/stat`; the name in field 2 may hold anything, also `)`.
+pub(crate) fn parse_stat(text: &str) -> Option<(char, u64)> {
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+fn move_aside(path: PathBuf, error: &serde_json::Error) -> JournalError {
+    let mut moved_to = path.clone().into_os_string();
+    moved_to.push(".damaged");
+    let moved_to = PathBuf::from(moved_to);
+    match fs::rename(&path, &moved_to) {
+        Ok(()) => JournalError::Corrupt { path, moved_to, reason: error.to_string() },
+        Err(source) => JournalError::Io { path, source },
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir)?;
+    let mut new = path.to_owned().into_os_string();
+    new.push(".new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "0000:01:00.0";
+    const IDS: Ids = Ids { vendor: 0x10de, device: 0x1eb8, subsystem_vendor: 0x10de, subsystem_device: 0x12a2 };
+
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpuvirt/journal");
+        (dir, path)
+    }
+
+    #[test]
+    fn what_was_noted_is_there_for_the_next_process() {
+        let (_dir, path) = file();
+        let mut journal = Journal::open(&path).unwrap();
+        journal.record(GPU.parse().unwrap(), IDS, Origin::Driver("nvidia".to_owned())).unwrap();
+        journal.admit_epoch(7).unwrap();
+        let again = Journal::open(&path).unwrap();
+        assert_eq!(again.state, journal.state);
+        assert_eq!(again.epoch(), 7);
+        assert_eq!(again.state.functions.len(), 1);
+    }
+
+    #[test]
+    fn a_step_of_an_older_epoch_is_refused_and_an_equal_one_is_not() {
+        let mut journal = Journal::in_memory();
+        journal.admit_epoch(7).unwrap();
+        journal.admit_epoch(7).unwrap();
+        assert!(matches!(journal.admit_epoch(6), Err(JournalError::OldEpoch { asked: 6, executed: 7 })));
+        assert_eq!(journal.epoch(), 7);
+    }
+
+    #[test]
+    fn a_damaged_journal_is_named_moved_aside_and_not_fatal() {
+        for damage in ["", "{", "7", "{\"functions\": {\"nonsense\": 1}}", "{\"unknown\": 1}", "\u{0}\u{0}"] {
+            let (_dir, path) = file();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, damage).unwrap();
+            let error = Journal::open(&path).unwrap_err();
+            let JournalError::Corrupt { moved_to, .. } = &error else { panic!("{damage}: {error}") };
+            assert_eq!(fs::read_to_string(moved_to).unwrap(), damage);
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert_eq!(Journal::open(&path).unwrap().state, State::default());
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_written_has_not_happened() {
+        let (dir, path) = file();
+        let mut journal = Journal::open(&path).unwrap();
+        fs::write(dir.path().join("gpuvirt"), "in the way").unwrap();
+        let error = journal.admit_epoch(1).unwrap_err();
+        assert!(error.to_string().contains("gpuvirt/journal"), "{error}");
+        assert_eq!(journal.epoch(), 0);
+    }
+
+    #[test]
+    fn an_interrupted_write_leaves_the_old_journal() {
+        let (_dir, path) = file();
+        let mut journal = Journal::open(&path).unwrap();
+        journal.admit_epoch(3).unwrap();
+        fs::write(path.with_extension("new"), "{\"epoch\": 9").unwrap();
+        assert_eq!(Journal::open(&path).unwrap().epoch(), 3);
+    }
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_and_from_its_remains() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = host::Root::new(dir.path()).unwrap();
+        let pending = Pending { pid: 42, start_time: 987, path: "/sys/x".into() };
+        let stat = |state: char, start: u64| {
+            fs::create_dir_all(dir.path().join("proc/42")).unwrap();
+            let text = format!("42 (a) b) {state} 1 42 42 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0\n");
+            fs::write(dir.path().join("proc/42/stat"), text).unwrap();
+        };
+        assert!(!alive(&host, &pending), "gone");
+        for (state, start, expected) in [('D', 987, true), ('S', 987, true), ('Z', 987, false), ('D', 988, false)] {
+            stat(state, start);
+            assert_eq!(alive(&host, &pending), expected, "{state} {start}");
+        }
+    }
+}

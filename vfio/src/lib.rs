@@ -1,0 +1,46 @@
+//! Host-side PCI, IOMMU and VFIO as a pipeline of values:
+//! [`observe`] → [`plan()`] → [`execute()`] → [`deviations`].
+//!
+//! | module | does |
+//! |---|---|
+//! | [`address`] | the address of a PCI function |
+//! | [`host`] | reading a host below a root directory: the only door for reads |
+//! | [`iommu`], [`driver`], [`inventory`] | what the kernel says: groups, VFIO drivers, functions, GPUs |
+//! | [`mod@holders`] | who has a GPU open |
+//! | [`journal`] | what was changed since boot, so that it can be undone |
+//! | [`mod@plan`] | pure: the steps to a binding, or why not |
+//! | [`kernel`], [`module`] | bounded writes and module loads in a child: the only door for writes |
+//! | [`mod@execute`] | does a plan, journal first |
+//! | [`verify`] | pure: what still differs |
+//!
+//! Facts that shape the code (measured on Linux 6.1 and 6.12): `unbind` of a device in use does not return and cannot be
+//! killed; `driver_override` survives an unbind, reads `(null)` when empty and is cleared by writing a newline; `new_id`
+//! grabs every device of an id; a group with a member on a host driver cannot be opened, one with an unbound member can.
+
+pub mod address;
+pub mod driver;
+pub mod execute;
+pub mod holders;
+pub mod host;
+pub mod inventory;
+pub mod iommu;
+pub mod journal;
+pub mod kernel;
+pub mod module;
+pub mod plan;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod verify;
+
+#[cfg(test)]
+mod tests;
+
+pub use address::PciAddress;
+pub use execute::{ExecuteError, execute};
+pub use holders::{Holder, holders};
+pub use host::{Host, Root};
+pub use inventory::{Function, Gpu, HostFacts, Inventory, ObserveError, observe, observe_except};
+pub use journal::Journal;
+pub use kernel::{Kernel, KernelError, LinuxKernel};
+pub use plan::{Binding, Plan, Refusal, Step, World, plan};
+pub use verify::{Deviation, deviations};

@@ -1,0 +1,444 @@
+//! Described machines for tests: a YAML file becomes a tree as `/sys`, `/proc` and `/dev` have it, and a kernel in memory
+//! moves devices about in that tree as the real one would.
+//!
+//! They prove parsing and planning on machines that cannot be had; what a kernel really does is tested on one.
+
+#![allow(clippy::disallowed_methods, reason = "builds the trees that the doors are tested on")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::address::PciAddress;
+use crate::driver::{self, canonical};
+use crate::host::{DeviceNumber, FileKind, Host, Root, Stat};
+use crate::inventory::{PCI_DEVICES, PCI_DRIVERS, device_path};
+use crate::kernel::{Kernel, KernelError};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    kernel: String,
+    #[serde(default = "x86_64")]
+    architecture: String,
+    /// `ID VERSION_ID`.
+    os: String,
+    #[serde(default)]
+    iommufd: bool,
+    /// PCI drivers that are there beside those that functions are on.
+    #[serde(default)]
+    drivers: BTreeSet<String>,
+    /// Names of drivers that can be loaded as modules.
+    #[serde(default)]
+    modules: BTreeSet<String>,
+    /// Lines of `modules.alias`, without the word `alias`.
+    #[serde(default)]
+    aliases: Vec<String>,
+    functions: BTreeMap<PciAddress, Described>,
+}
+
+fn x86_64() -> String {
+    "x86_64".to_owned()
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    /// `vendor:device`, or `vendor:device subvendor:subdevice`.
+    ids: String,
+    class: String,
+    driver: Option<String>,
+    /// The driver that takes it when nothing is reserved; `driver` when absent.
+    native: Option<String>,
+    group: Option<u32>,
+    numa: Option<i32>,
+    under: Option<PciAddress>,
+    physfn: Option<PciAddress>,
+    #[serde(default)]
+    boot_vga: bool,
+}
+
+/// A machine below a temporary directory, which goes with it. Read it through [`Host`], change it through
+/// [`Machine::kernel`] or with the mutations below.
+pub struct Machine {
+    dir: tempfile::TempDir,
+    root: Root,
+    modules: BTreeSet<String>,
+    native: BTreeMap<PciAddress, String>,
+}
+
+impl Machine {
+    /// A machine of `vfio/fixtures/<name>.yaml`.
+    ///
+    /// # Panics
+    /// When there is none, or when it is malformed: this is for tests.
+    pub fn described(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name).with_extension("yaml");
+        let text = fs::read_to_string(&path).expect("a described machine should be among the fixtures");
+        Self::from_yaml(&text)
+    }
+
+    /// A machine from the text of a description.
+    ///
+    /// # Panics
+    /// When it is malformed.
+    pub fn from_yaml(text: &str) -> Self {
+        let described: Description = serde_saphyr::from_str(text).expect("the description should be well-formed");
+        // Trees of many small files: in memory where there is room, which is several times faster.
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let dir = dir.expect("a temporary directory should be creatable");
+        let root = Root::new(dir.path()).expect("the temporary directory should be there");
+        let native = described.functions.iter().filter_map(|(address, function)| {
+            let name = function.native.clone().or_else(|| function.driver.clone())?;
+            Some((*address, name)).filter(|(_, name)| !driver::is_vfio(name))
+        });
+        let machine = Self { root, modules: described.modules.clone(), native: native.collect(), dir };
+        machine.build(&described);
+        machine
+    }
+
+    /// Where the machine's `/` is.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The kernel that drives it.
+    pub fn kernel(&self) -> MemoryKernel {
+        MemoryKernel {
+            root: self.dir.path().to_owned(),
+            modules: self.modules.clone(),
+            native: self.native.clone(),
+            writes: Vec::new(),
+            faults: BTreeMap::new(),
+        }
+    }
+
+    /// Gives a file of the machine another content.
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        put(self.path(), path, content);
+    }
+
+    /// Adds a symbolic link to the machine.
+    pub fn symlink(&self, path: &str, target: &str) {
+        link(self.path(), Path::new(path), target);
+    }
+
+    /// Removes a file or directory of the machine.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn remove(&self, path: &str) {
+        let path = below(self.path(), Path::new(path));
+        let gone = if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        gone.expect("what is removed should have been there");
+    }
+
+    /// A process that has a device node open.
+    ///
+    /// # Panics
+    /// When there is a process with that pid already.
+    pub fn open_device(&self, pid: i32, command: &str, node: &str, pod: Option<&str>) {
+        let proc = format!("/proc/{pid}");
+        put(self.path(), &format!("{proc}/comm"), format!("{command}\n"));
+        let cgroup =
+            pod.map_or_else(|| "/system.slice".to_owned(), |uid| format!("/kubepods/burstable/pod{uid}/c0ffee"));
+        put(self.path(), &format!("{proc}/cgroup"), format!("0::{cgroup}\n"));
+        // As with every process, some descriptors are no paths, and one is open twice.
+        let fds = below(self.path(), Path::new(&format!("{proc}/fd")));
+        fs::create_dir_all(&fds).expect("a directory should be creatable");
+        for (fd, target) in [("0", "/dev/null"), ("1", "socket:[4711]"), ("7", node), ("8", node)] {
+            symlink(target, fds.join(fd)).expect("a link should be creatable");
+        }
+    }
+
+    fn build(&self, described: &Description) {
+        let root = self.path();
+        put(root, "/proc/sys/kernel/osrelease", format!("{}\n", described.kernel));
+        put(root, "/proc/sys/kernel/arch", format!("{}\n", described.architecture));
+        let (id, version) = described.os.split_once(' ').unwrap_or((&described.os, ""));
+        put(root, "/etc/os-release", format!("NAME=\"Some OS\"\nID={id}\nVERSION_ID=\"{version}\"\n"));
+        let aliases: Vec<_> = described.aliases.iter().map(|line| format!("alias {line}")).collect();
+        put(root, &format!("/lib/modules/{}/modules.alias", described.kernel), aliases.join("\n"));
+        if described.iommufd {
+            put(root, "/dev/iommu", "char 10:124");
+        }
+        fs::create_dir_all(below(root, Path::new(PCI_DEVICES))).expect("a directory should be creatable");
+        let used = described.functions.values().filter_map(|function| function.driver.as_ref());
+        for driver in described.drivers.iter().chain(used) {
+            add_driver(root, driver);
+        }
+        for (address, function) in &described.functions {
+            add_function(root, *address, function);
+        }
+        // After all are there: a physical function's links lead to its virtual ones.
+        for (address, function) in &described.functions {
+            if let Some(driver) = &function.driver {
+                bind(root, *address, driver);
+            }
+        }
+    }
+}
+
+impl Host for Machine {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.root.read(path)
+    }
+
+    fn link(&self, path: &Path) -> io::Result<PathBuf> {
+        self.root.link(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        self.root.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        self.root.exists(path)
+    }
+
+    /// Device nodes are files like `char 240:3`: making real ones takes root.
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        let stat = self.root.stat(path)?;
+        let content = if stat.kind == FileKind::Regular { self.root.read(path)? } else { Vec::new() };
+        let number = std::str::from_utf8(&content).ok().and_then(|text| text.strip_prefix("char ")?.split_once(':'));
+        let number = number.and_then(|(major, minor)| {
+            Some(DeviceNumber { major: major.parse().ok()?, minor: minor.trim().parse().ok()? })
+        });
+        Ok(number.map_or(stat, |number| Stat { kind: FileKind::CharDevice(number) }))
+    }
+}
+
+/// What a write does instead of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The kernel refuses it with this error number.
+    Errno(i32),
+    /// It does not come back.
+    Hang,
+}
+
+/// A kernel that moves the devices of a [`Machine`].
+pub struct MemoryKernel {
+    root: PathBuf,
+    modules: BTreeSet<String>,
+    native: BTreeMap<PciAddress, String>,
+    /// Everything that was asked for, as `path <- value`, modules as `module <name>`.
+    pub writes: Vec<String>,
+    /// Files whose writes go wrong.
+    pub faults: BTreeMap<PathBuf, Fault>,
+}
+
+impl Kernel for MemoryKernel {
+    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
+        self.writes.push(format!("{} <- {}", path.display(), value.trim_end()));
+        match self.faults.get(path) {
+            Some(Fault::Errno(errno)) => Err(KernelError::Refused { path: path.to_owned(), errno: *errno }),
+            Some(Fault::Hang) => Err(KernelError::Hung {
+                path: path.to_owned(),
+                pid: 4711,
+                start_time: 1234,
+                wait_channel: "vfio_unregister_group_dev".to_owned(),
+                after: std::time::Duration::from_secs(10),
+            }),
+            None => self
+                .apply(path, value)
+                .map_err(|errno| KernelError::Refused { path: path.to_owned(), errno: errno as i32 }),
+        }
+    }
+
+    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
+        self.writes.push(format!("module {name}"));
+        match self.modules.iter().find(|driver| canonical(driver) == canonical(name)) {
+            Some(driver) => {
+                add_driver(&self.root, driver);
+                Ok(())
+            }
+            None => Err(KernelError::Module { name: name.to_owned(), reason: "not among the modules".to_owned() }),
+        }
+    }
+}
+
+impl MemoryKernel {
+    fn apply(&self, path: &Path, value: &str) -> Result<(), nix::errno::Errno> {
+        use nix::errno::Errno;
+        let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let parent = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
+        let device = || value.trim().parse::<PciAddress>().map_err(|_| Errno::ENODEV);
+        match file {
+            "driver_override" => {
+                let address: PciAddress = parent.parse().map_err(|_| Errno::ENOENT)?;
+                let value = if value.trim().is_empty() { "(null)" } else { value.trim() };
+                put(&self.root, &device_path(address).join(file).to_string_lossy(), format!("{value}\n"));
+                Ok(())
+            }
+            "unbind" => {
+                let address = device()?;
+                if !below(&self.root, path).exists() {
+                    return Err(Errno::ENOENT);
+                }
+                if driver_of(&self.root, address).as_deref() != Some(parent) {
+                    return Err(Errno::ENODEV);
+                }
+                unbind(&self.root, address, parent);
+                Ok(())
+            }
+            "drivers_probe" => {
+                let address = device()?;
+                if !below(&self.root, &device_path(address)).exists() {
+                    return Err(Errno::ENODEV);
+                }
+                if driver_of(&self.root, address).is_some() {
+                    return Ok(());
+                }
+                let reserved =
+                    read(&self.root, &device_path(address).join("driver_override")).filter(|name| name != "(null)");
+                let Some(driver) = reserved.or_else(|| self.native.get(&address).cloned()) else { return Ok(()) };
+                if !below(&self.root, &Path::new(PCI_DRIVERS).join(&driver)).exists() {
+                    return Ok(());
+                }
+                if driver::is_vfio(&driver) && group_of(&self.root, address).is_none() {
+                    return Err(Errno::EINVAL);
+                }
+                bind(&self.root, address, &driver);
+                Ok(())
+            }
+            _ => Err(Errno::ENOENT),
+        }
+    }
+}
+
+/// The same path below the machine's root.
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").expect("a path of a machine should be absolute"))
+}
+
+fn put(root: &Path, path: &str, content: impl AsRef<[u8]>) {
+    let path = below(root, Path::new(path));
+    fs::create_dir_all(path.parent().expect("a file should have a directory"))
+        .expect("a directory should be creatable");
+    fs::write(path, content).expect("a file should be writable");
+}
+
+fn link(root: &Path, path: &Path, target: impl AsRef<Path>) {
+    let path = below(root, path);
+    fs::create_dir_all(path.parent().expect("a link should have a directory"))
+        .expect("a directory should be creatable");
+    symlink(target, path).expect("a link should be creatable");
+}
+
+fn read(root: &Path, path: &Path) -> Option<String> {
+    fs::read_to_string(below(root, path)).ok().map(|text| text.trim_end().to_owned())
+}
+
+fn link_name(root: &Path, path: &Path) -> Option<String> {
+    let target = fs::read_link(below(root, path)).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
+}
+
+fn driver_of(root: &Path, address: PciAddress) -> Option<String> {
+    link_name(root, &device_path(address).join("driver"))
+}
+
+fn group_of(root: &Path, address: PciAddress) -> Option<String> {
+    link_name(root, &device_path(address).join("iommu_group"))
+}
+
+fn add_driver(root: &Path, name: &str) {
+    for file in ["bind", "unbind", "new_id"] {
+        put(root, &format!("{PCI_DRIVERS}/{name}/{file}"), "");
+    }
+}
+
+fn add_function(root: &Path, address: PciAddress, function: &Described) {
+    let parent = function.under.map(|port| format!("/{port}")).unwrap_or_default();
+    let device = format!("/sys/devices/pci{:04x}:00{parent}/{address}", address.domain());
+    let (ids, subsystem) = function.ids.split_once(' ').unwrap_or((&function.ids, "0000:0000"));
+    let (vendor, id) = ids.split_once(':').expect("ids should be vendor:device");
+    let (subvendor, subdevice) = subsystem.split_once(':').expect("subsystem ids should be vendor:device");
+    let class = &function.class;
+    let modalias = format!(
+        "pci:v0000{}d0000{}sv0000{}sd0000{}bc{}sc{}i{}",
+        vendor.to_uppercase(),
+        id.to_uppercase(),
+        subvendor.to_uppercase(),
+        subdevice.to_uppercase(),
+        &class[0..2],
+        &class[2..4],
+        &class[4..6]
+    );
+    let attributes = [
+        ("vendor", format!("0x{vendor}")),
+        ("device", format!("0x{id}")),
+        ("subsystem_vendor", format!("0x{subvendor}")),
+        ("subsystem_device", format!("0x{subdevice}")),
+        ("class", format!("0x{class}")),
+        ("modalias", modalias),
+        ("numa_node", function.numa.unwrap_or(-1).to_string()),
+        ("boot_vga", u8::from(function.boot_vga).to_string()),
+        ("driver_override", "(null)".to_owned()),
+    ];
+    for (name, value) in attributes {
+        put(root, &format!("{device}/{name}"), format!("{value}\n"));
+    }
+    link(root, &device_path(address), format!("../../..{}", &device["/sys".len()..]));
+    if let Some(group) = function.group {
+        link(root, &device_path(address).join("iommu_group"), format!("/sys/kernel/iommu_groups/{group}"));
+        link(root, Path::new(&format!("/sys/kernel/iommu_groups/{group}/devices/{address}")), &device);
+    }
+    if let Some(physfn) = function.physfn {
+        link(root, &device_path(address).join("physfn"), device_path(physfn));
+        let physfn = below(root, &device_path(physfn));
+        let count = (0..256).find(|n| !physfn.join(format!("virtfn{n}")).is_symlink()).unwrap_or(0);
+        symlink(device_path(address), physfn.join(format!("virtfn{count}"))).expect("a link should be creatable");
+    }
+}
+
+fn bind(root: &Path, address: PciAddress, driver: &str) {
+    link(root, &device_path(address).join("driver"), format!("/sys/bus/pci/drivers/{driver}"));
+    link(root, &PathBuf::from(PCI_DRIVERS).join(driver).join(address.to_string()), device_path(address));
+    let number = u32::from(address.bus()) * 256 + u32::from(address.device()) * 8 + u32::from(address.function());
+    if let Some(group) = group_of(root, address).filter(|_| driver::is_vfio(driver)) {
+        put(root, "/dev/vfio/vfio", "char 10:196");
+        put(root, &format!("/dev/vfio/{group}"), format!("char 240:{group}"));
+        put(root, &format!("/dev/vfio/devices/vfio{number}"), format!("char 241:{number}"));
+        put(root, &format!("{}/vfio-dev/vfio{number}/dev", device_path(address).display()), format!("241:{number}\n"));
+    }
+    if driver == "nvidia" {
+        let information = format!("/proc/driver/nvidia/gpus/{address}/information");
+        put(root, &information, format!("Model: \t\t NVIDIA\nDevice Minor: \t {number}\n"));
+        put(root, &format!("/dev/nvidia{number}"), format!("char 195:{number}"));
+    }
+}
+
+fn unbind(root: &Path, address: PciAddress, driver: &str) {
+    let device = below(root, &device_path(address));
+    let gone = |path: PathBuf| fs::remove_file(path).expect("a bound device should have its links and nodes");
+    gone(device.join("driver"));
+    gone(below(root, &PathBuf::from(PCI_DRIVERS).join(driver).join(address.to_string())));
+    if driver::is_vfio(driver) {
+        let group = group_of(root, address).expect("a device on VFIO should have a group");
+        let vfio_dev = device.join("vfio-dev");
+        for name in fs::read_dir(&vfio_dev).expect("a device on VFIO should have a node").flatten() {
+            gone(below(root, &Path::new("/dev/vfio/devices").join(name.file_name())));
+        }
+        fs::remove_dir_all(vfio_dev).expect("a device on VFIO should have a node");
+        let members = fs::read_dir(below(root, Path::new(&format!("/sys/kernel/iommu_groups/{group}/devices"))));
+        let mut members = members.expect("a group should have members").flatten();
+        let in_use = |name: OsString| {
+            let member = name.to_str().and_then(|name| name.parse().ok());
+            member.and_then(|member| driver_of(root, member)).is_some_and(|name| driver::is_vfio(&name))
+        };
+        if !members.any(|member| in_use(member.file_name())) {
+            gone(below(root, Path::new(&format!("/dev/vfio/{group}"))));
+        }
+    }
+    if driver == "nvidia" {
+        let proc = below(root, Path::new(&format!("/proc/driver/nvidia/gpus/{address}")));
+        fs::remove_dir_all(proc).expect("a device on nvidia should be listed");
+    }
+}

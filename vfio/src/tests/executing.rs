@@ -1,0 +1,284 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::{View, at, drivers, steps};
+use crate::execute::{ExecuteError, execute};
+use crate::inventory::observe;
+use crate::journal::{Journal, Origin};
+use crate::kernel::{Kernel, KernelError};
+use crate::plan::{Binding, Plan, Step};
+use crate::testing::{Fault, Machine};
+use crate::verify::deviations;
+
+/// Plans, executes and verifies.
+fn bring(machine: &Machine, journal: &mut Journal, gpu: &str, binding: Binding) {
+    let plan = View::of(machine).plan(journal, gpu, binding).unwrap();
+    execute(&plan, &mut machine.kernel(), journal).unwrap();
+    assert_eq!(deviations(&observe(machine), at(gpu), binding), []);
+    let again = View::of(machine).plan(journal, gpu, binding).unwrap();
+    assert_eq!(again.steps, [], "a second plan has nothing to do");
+}
+
+#[test]
+fn to_vfio_and_back_restores_every_driver() {
+    for (machine, gpu) in [
+        ("rtx-4000", "0000:52:00.0"),
+        ("six-rtx-3090", "0000:01:00.0"),
+        ("tu116", "0000:01:00.0"),
+        ("eight-h200", "0000:2a:00.0"),
+        ("gb200", "0009:01:00.0"),
+    ] {
+        let machine = Machine::described(machine);
+        let mut journal = Journal::open(machine.path().join("run/gpuvirt/journal")).unwrap();
+        let before = drivers(&machine);
+        bring(&machine, &mut journal, gpu, Binding::Vfio);
+        let bound = drivers(&machine);
+        assert!(bound[gpu].0.as_deref().is_some_and(crate::driver::is_vfio), "{bound:?}");
+        assert_ne!(bound, before);
+        // Another process goes on with what is on disk.
+        let mut journal = Journal::open(machine.path().join("run/gpuvirt/journal")).unwrap();
+        bring(&machine, &mut journal, gpu, Binding::Host);
+        assert_eq!(drivers(&machine), before);
+        bring(&machine, &mut journal, gpu, Binding::Vfio);
+        bring(&machine, &mut journal, gpu, Binding::Host);
+        assert_eq!(drivers(&machine), before);
+    }
+}
+
+#[test]
+fn only_the_group_of_the_gpu_is_touched() {
+    let machine = Machine::described("six-rtx-3090");
+    let mut journal = Journal::in_memory();
+    let plan = View::of(&machine).plan(&journal, "0000:41:00.0", Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    execute(&plan, &mut kernel, &mut journal).unwrap();
+    let writes = kernel.writes.join("\n");
+    assert!(writes.contains("0000:41:00.0") && writes.contains("0000:41:00.1"), "{writes}");
+    for other in ["0000:01:", "0000:25:", "0000:61:", "0000:81:", "0000:a1:", "new_id"] {
+        assert!(!writes.contains(other), "{other} in {writes}");
+    }
+}
+
+#[test]
+fn twins_are_bound_and_released_as_one() {
+    let machine = Machine::described("twins");
+    let mut journal = Journal::in_memory();
+    let before = drivers(&machine);
+    let (first, second) = ("0000:03:00.0", "0000:04:00.0");
+    for binding in [Binding::Vfio, Binding::Host] {
+        let mut view = View::of(&machine);
+        view.wanted = [(at(first), binding), (at(second), binding)].into();
+        let plan = view.plan(&journal, first, binding).unwrap();
+        execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
+        let mut view = View::of(&machine);
+        view.wanted = [(at(first), binding), (at(second), binding)].into();
+        assert_eq!(view.plan(&journal, second, binding).unwrap().steps, []);
+        for gpu in [first, second] {
+            assert_eq!(deviations(&view.inventory, at(gpu), binding), []);
+        }
+    }
+    assert_eq!(drivers(&machine), before);
+}
+
+#[test]
+fn a_held_twin_keeps_both_where_they_are() {
+    let machine = Machine::described("twins");
+    machine.open_device(9, "python", &format!("/dev/nvidia{}", 0x04 * 256), None);
+    let mut view = View::of(&machine);
+    view.wanted = [(at("0000:04:00.0"), Binding::Vfio)].into();
+    let refusal = view.plan(&Journal::in_memory(), "0000:03:00.0", Binding::Vfio).unwrap_err();
+    assert_eq!(refusal.reason(), "InUse");
+}
+
+#[test]
+fn a_driver_that_is_not_loaded_now_leaves_the_gpu_free_for_it() {
+    let machine = Machine::described("eight-h200");
+    let mut journal = Journal::in_memory();
+    bring(&machine, &mut journal, "0000:2a:00.0", Binding::Vfio);
+    machine.remove("/sys/bus/pci/drivers/nvidia");
+    bring(&machine, &mut journal, "0000:2a:00.0", Binding::Host);
+    assert_eq!(drivers(&machine)["0000:2a:00.0"], (None, None));
+}
+
+#[test]
+fn a_vm_that_came_meanwhile_stops_the_release() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    bring(&machine, &mut journal, "0000:52:00.0", Binding::Vfio);
+    machine.open_device(4242, "qemu-system-x86", "/dev/vfio/35", None);
+    let refusal = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Host).unwrap_err();
+    assert_eq!(refusal.reason(), "InUse");
+}
+
+#[test]
+fn work_that_stopped_anywhere_goes_on_and_goes_back() {
+    let whole = {
+        let machine = Machine::described("rtx-4000");
+        View::of(&machine).plan(&Journal::in_memory(), "0000:52:00.0", Binding::Vfio).unwrap()
+    };
+    for stop in 0..=whole.steps.len() {
+        for end in [Binding::Vfio, Binding::Host] {
+            let machine = Machine::described("rtx-4000");
+            let before = drivers(&machine);
+            let mut journal = Journal::in_memory();
+            let mut part = whole.clone();
+            part.steps.truncate(stop);
+            execute(&part, &mut machine.kernel(), &mut journal).unwrap();
+            bring(&machine, &mut journal, "0000:52:00.0", end);
+            bring(&machine, &mut journal, "0000:52:00.0", Binding::Host);
+            assert_eq!(drivers(&machine), before, "stopped after step {stop}, then {end:?}");
+        }
+    }
+}
+
+#[test]
+fn a_release_that_stopped_anywhere_ends_where_it_began() {
+    let count = 5 * 4;
+    for stop in 0..count {
+        let machine = Machine::described("rtx-4000");
+        let before = drivers(&machine);
+        let mut journal = Journal::in_memory();
+        bring(&machine, &mut journal, "0000:52:00.0", Binding::Vfio);
+        let mut part = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Host).unwrap();
+        part.steps.truncate(stop);
+        execute(&part, &mut machine.kernel(), &mut journal).unwrap();
+        bring(&machine, &mut journal, "0000:52:00.0", Binding::Vfio);
+        bring(&machine, &mut journal, "0000:52:00.0", Binding::Host);
+        assert_eq!(drivers(&machine), before, "stopped after step {stop}");
+    }
+}
+
+#[test]
+fn a_driver_that_somebody_gave_it_meanwhile_is_left_alone() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    bring(&machine, &mut journal, "0000:52:00.0", Binding::Vfio);
+    // By hand: the audio function goes back to its driver.
+    let mut kernel = machine.kernel();
+    kernel.write("/sys/bus/pci/drivers/vfio-pci/unbind".as_ref(), "0000:52:00.1").unwrap();
+    kernel.write("/sys/bus/pci/devices/0000:52:00.1/driver_override".as_ref(), "snd_hda_intel").unwrap();
+    kernel.write("/sys/bus/pci/drivers_probe".as_ref(), "0000:52:00.1").unwrap();
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Host).unwrap();
+    let audio: Vec<_> = steps(&plan).into_iter().filter(|step| step.contains("52:00.1")).collect();
+    assert_eq!(audio, ["lift the reservation of 0000:52:00.1", "forget where 0000:52:00.1 was before"]);
+}
+
+#[test]
+fn a_refusal_of_the_kernel_names_the_step_and_nothing_follows_it() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    let probe = PathBuf::from("/sys/bus/pci/drivers_probe");
+    kernel.faults.insert(probe, Fault::Errno(nix::libc::EINVAL));
+    let error = execute(&plan, &mut kernel, &mut journal).unwrap_err();
+    assert!(error.to_string().starts_with("gpu 0000:52:00.0: could not give 0000:52:00.1 to vfio-pci: "), "{error}");
+    assert_eq!(kernel.writes.last().unwrap(), "/sys/bus/pci/drivers_probe <- 0000:52:00.1");
+    assert!(!kernel.writes.join("\n").contains("52:00.0"));
+    bring(&machine, &mut journal, "0000:52:00.0", Binding::Host);
+}
+
+#[test]
+fn a_write_that_hangs_is_remembered_with_its_process() {
+    let machine = Machine::described("rtx-4000");
+    let path = machine.path().join("run/gpuvirt/journal");
+    let mut journal = Journal::open(&path).unwrap();
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    kernel.faults.insert("/sys/bus/pci/drivers/nvidia/unbind".into(), Fault::Hang);
+    let error = execute(&plan, &mut kernel, &mut journal).unwrap_err();
+    assert!(matches!(error, ExecuteError::Kernel { source: KernelError::Hung { pid: 4711, .. }, .. }), "{error}");
+    let journal = Journal::open(&path).unwrap();
+    assert_eq!(journal.locked(), [at("0000:52:00.0")].into());
+    assert_eq!(journal.pending()[&at("0000:52:00.0")].start_time, 1234);
+}
+
+#[test]
+fn nothing_is_changed_before_it_is_in_the_journal() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::open(machine.path().join("run/gpuvirt/journal")).unwrap();
+    // A file where the journal's directory should be.
+    machine.write("/run/gpuvirt", "");
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    let error = execute(&plan, &mut kernel, &mut journal).unwrap_err();
+    assert!(matches!(error, ExecuteError::Journal { .. }), "{error}");
+    assert_eq!(kernel.writes, ["module vfio_pci"]);
+}
+
+#[test]
+fn another_card_in_the_same_slot_is_not_the_one_in_the_journal() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    bring(&machine, &mut journal, "0000:52:00.0", Binding::Vfio);
+    machine.write("/sys/bus/pci/devices/0000:52:00.0/device", "0x2230\n");
+    let inventory = observe(&machine);
+    assert_eq!(journal.stale(&inventory), [at("0000:52:00.0")]);
+    assert_eq!(journal.origin(&inventory.functions[&at("0000:52:00.0")]), None);
+    assert_eq!(journal.origin(&inventory.functions[&at("0000:52:00.3")]), Some(&Origin::Unbound));
+}
+
+#[test]
+fn forgetting_a_gpu_that_others_use_again_disturbs_nobody() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Vfio).unwrap();
+    let noted: Vec<_> = plan.steps.iter().filter(|step| matches!(step, Step::RecordOriginal { .. })).cloned().collect();
+    execute(&Plan { steps: noted, ..plan }, &mut machine.kernel(), &mut journal).unwrap();
+    machine.open_device(4242, "python", &format!("/dev/nvidia{}", 0x52 * 256), None);
+    let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Host).unwrap();
+    assert!(!plan.steps.is_empty() && !plan.disrupts(), "{plan:?}");
+}
+
+/// One function: its place, kind, driver and group.
+fn any_function() -> impl Strategy<Value = (u8, u8, usize, bool, u8)> {
+    (1u8..4, 0u8..2, 0usize..4, any::<bool>(), 1u8..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_reaches_its_end_and_the_way_back_its_beginning(functions in proptest::collection::vec(any_function(), 1..7)) {
+        const KINDS: [(&str, &str, &str); 4] = [
+            ("10de:1eb1", "030000", "nvidia"),
+            ("10de:10f8", "040300", "snd_hda_intel"),
+            ("8086:1593", "020000", "ice"),
+            ("8086:347a", "060400", "pcieport"),
+        ];
+        let mut yaml = String::from("kernel: 6.1.0\nos: debian 12\ndrivers: [nvidia, snd_hda_intel]\nmodules: [vfio-pci]\nfunctions:\n");
+        let mut places = BTreeSet::new();
+        for (bus, function, kind, driven, group) in functions {
+            let (ids, class, driver) = KINDS[kind];
+            if places.insert((bus, function)) {
+                let driver = if driven { format!("driver: {driver}, ") } else { String::new() };
+                let address = format!("0000:{bus:02x}:00.{function}");
+                writeln!(yaml, "  \"{address}\": {{ ids: \"{ids}\", class: \"{class}\", {driver}group: {group} }}").unwrap();
+            }
+        }
+        let machine = Machine::from_yaml(&yaml);
+        let before = drivers(&machine);
+        let mut journal = Journal::in_memory();
+        let mut view = View::of(&machine);
+        let gpus: Vec<_> = view.inventory.gpus().iter().map(|gpu| gpu.primary.address).collect();
+        for binding in [Binding::Vfio, Binding::Host] {
+            let wanted = gpus.iter().map(|gpu| (*gpu, binding)).collect();
+            for gpu in &gpus {
+                view = View { wanted: BTreeMap::clone(&wanted), ..View::of(&machine) };
+                match view.plan(&journal, &gpu.to_string(), binding) {
+                    Ok(plan) => {
+                        execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
+                        view = View { wanted: BTreeMap::clone(&wanted), ..View::of(&machine) };
+                        prop_assert_eq!(deviations(&view.inventory, *gpu, binding), []);
+                        prop_assert_eq!(view.plan(&journal, &gpu.to_string(), binding).unwrap().steps, []);
+                    }
+                    Err(refusal) => prop_assert_eq!((refusal.reason(), binding), ("ForeignDeviceInGroup", Binding::Vfio)),
+                }
+            }
+        }
+        prop_assert_eq!(drivers(&machine), before);
+    }
+}

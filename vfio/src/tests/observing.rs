@@ -1,0 +1,234 @@
+use std::path::PathBuf;
+
+use super::{View, at};
+use crate::inventory::{ObserveError, observe, observe_except};
+use crate::plan::Binding;
+use crate::testing::Machine;
+use crate::verify::deviations;
+
+fn primaries(machine: &Machine) -> Vec<String> {
+    observe(machine).gpus().iter().map(|gpu| gpu.primary.address.to_string()).collect()
+}
+
+#[test]
+fn eight_t4_are_eight_gpus_with_a_group_each() {
+    let machine = Machine::described("eight-t4");
+    let inventory = observe(&machine);
+    assert_eq!(inventory.errors, []);
+    assert_eq!(inventory.gpus().len(), 8);
+    for gpu in inventory.gpus() {
+        assert_eq!((gpu.primary.device, gpu.primary.subsystem_device), (0x1eb8, 0x12a2));
+        assert!(gpu.companions.is_empty() && gpu.foreign.is_empty() && gpu.shares_group_with.is_empty(), "{gpu:?}");
+        assert_eq!(deviations(&inventory, gpu.primary.address, Binding::Vfio), []);
+    }
+}
+
+#[test]
+fn facts_of_the_host_are_read() {
+    let facts = observe(&Machine::described("six-rtx-3090")).facts;
+    assert_eq!((facts.os_id.as_str(), facts.os_version.as_str()), ("ubuntu", "24.04"));
+    assert_eq!((facts.kernel_release.as_str(), facts.architecture.as_str()), ("6.8.0-45-generic", "x86_64"));
+    assert!(facts.iommu && facts.iommufd && !facts.vfio_pci_loaded);
+}
+
+#[test]
+fn audio_usb_and_ucsi_of_a_board_are_companions_and_its_port_is_not_in_the_way() {
+    let inventory = observe(&Machine::described("rtx-4000"));
+    let gpus = inventory.gpus();
+    let [gpu] = gpus.as_slice() else { panic!("one GPU expected: {gpus:?}") };
+    let companions: Vec<_> = gpu.companions.iter().map(|function| function.address).collect();
+    assert_eq!(companions, [at("0000:52:00.1"), at("0000:52:00.2"), at("0000:52:00.3")]);
+    assert!(gpu.foreign.is_empty());
+    assert_eq!(gpu.primary.numa_node, None, "-1 is no node");
+    assert_eq!(gpu.primary.upstream, Some(at("0000:50:02.0")));
+    assert_eq!(gpu.primary.driver_override, None, "(null) is no driver");
+}
+
+#[test]
+fn six_cards_with_audio_are_six_gpus() {
+    let machine = Machine::described("six-rtx-3090");
+    let expected = ["01", "25", "41", "61", "81", "a1"].map(|bus| format!("0000:{bus}:00.0"));
+    assert_eq!(primaries(&machine), expected);
+    let inventory = observe(&machine);
+    assert!(inventory.gpus().iter().all(|gpu| gpu.companions.len() == 1 && gpu.group.is_some()));
+    assert!(inventory.gpu(at("0000:01:00.0")).unwrap().primary.boot_vga);
+}
+
+#[test]
+fn switches_are_no_gpus() {
+    let machine = Machine::described("eight-h200");
+    let expected = ["18", "2a", "3a", "5d", "9a", "ab", "ba", "db"].map(|bus| format!("0000:{bus}:00.0"));
+    assert_eq!(primaries(&machine), expected);
+    let inventory = observe(&machine);
+    assert!(inventory.gpus().iter().all(|gpu| gpu.companions.is_empty() && gpu.foreign.is_empty()));
+    assert_eq!(inventory.groups[&114].len(), 4);
+}
+
+#[test]
+fn virtual_functions_are_neither_gpus_nor_companions() {
+    let machine = Machine::described("a2-sriov");
+    assert_eq!(primaries(&machine), ["0000:08:00.0"]);
+    let inventory = observe(&machine);
+    let gpu = inventory.gpu(at("0000:08:00.0")).unwrap();
+    assert!(gpu.companions.is_empty());
+    assert_eq!(gpu.primary.numvfs, 2);
+    assert_eq!(inventory.functions[&at("0000:08:00.5")].physfn, Some(at("0000:08:00.0")));
+}
+
+#[test]
+fn gpus_of_one_group_know_each_other() {
+    let inventory = observe(&Machine::described("twins"));
+    let gpu = inventory.gpu(at("0000:03:00.0")).unwrap();
+    assert_eq!(gpu.shares_group_with, [at("0000:04:00.0")]);
+    assert_eq!(gpu.companions.len(), 2);
+}
+
+#[test]
+fn a_machine_without_iommu_has_gpus_without_groups() {
+    let machine = Machine::described("rtx-4000");
+    machine.remove("/sys/kernel/iommu_groups");
+    for function in 0..4 {
+        machine.remove(&format!("/sys/bus/pci/devices/0000:52:00.{function}/iommu_group"));
+    }
+    let inventory = observe(&machine);
+    assert!(!inventory.facts.iommu);
+    assert_eq!(inventory.gpus()[0].group, None);
+    assert_eq!(inventory.gpus()[0].companions.len(), 3, "the slot still tells them");
+}
+
+#[test]
+fn one_broken_function_hides_no_other() {
+    for (attribute, content) in
+        [("vendor", "garbage"), ("class", "0x"), ("device", "0x12345678"), ("vendor", "\u{fffd}")]
+    {
+        let machine = Machine::described("eight-t4");
+        machine.write(&format!("/sys/bus/pci/devices/0000:35:00.0/{attribute}"), content);
+        let inventory = observe(&machine);
+        assert_eq!(inventory.gpus().len(), 7, "{attribute} = {content}");
+        let [ObserveError::Function { address, attribute: named, .. }] = inventory.errors.as_slice() else {
+            panic!("one error expected: {:?}", inventory.errors)
+        };
+        assert_eq!((*address, *named), (at("0000:35:00.0"), attribute));
+    }
+}
+
+#[test]
+fn an_attribute_that_can_be_missed_leaves_its_function_in() {
+    let machine = Machine::described("eight-t4");
+    machine.write("/sys/bus/pci/devices/0000:35:00.0/numa_node", [0xff, 0xfe]);
+    machine.remove("/sys/bus/pci/devices/0000:36:00.0/boot_vga");
+    let inventory = observe(&machine);
+    assert_eq!(inventory.gpus().len(), 8);
+    assert!(matches!(inventory.errors.as_slice(), [ObserveError::Attribute { attribute: "numa_node", .. }]));
+}
+
+#[test]
+fn a_name_that_is_no_address_is_reported() {
+    let machine = Machine::described("eight-t4");
+    machine.write("/sys/bus/pci/devices/0000:zz:00.0/vendor", "0x10de");
+    let inventory = observe(&machine);
+    assert_eq!(inventory.errors, [ObserveError::Name { name: "0000:zz:00.0".to_owned() }]);
+    assert_eq!(inventory.gpus().len(), 8);
+}
+
+#[test]
+fn a_host_without_pci_is_an_inventory_with_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let inventory = observe(&crate::host::Root::new(dir.path()).unwrap());
+    assert!(inventory.functions.is_empty());
+    let named =
+        |error: &ObserveError| matches!(error, ObserveError::Host { path, .. } if path == "/sys/bus/pci/devices");
+    assert!(inventory.errors.iter().any(named), "{:?}", inventory.errors);
+}
+
+#[test]
+fn of_a_device_with_a_hanging_write_no_locked_attribute_is_read() {
+    let machine = Machine::described("rtx-4000");
+    // Reading it would hang: here it fails instead.
+    machine.write("/sys/bus/pci/devices/0000:52:00.0/driver_override", [0xff]);
+    assert_eq!(observe(&machine).errors.len(), 1);
+    let inventory = observe_except(&machine, &[at("0000:52:00.0")].into());
+    assert_eq!(inventory.errors, []);
+    assert_eq!(inventory.gpus().len(), 1);
+}
+
+#[test]
+fn a_process_with_the_group_open_holds_the_gpu() {
+    let machine = Machine::described("eight-t4");
+    let pod = "7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22";
+    machine.open_device(4242, "qemu-system-x86", "/dev/vfio/34", Some(pod));
+    let view = View::of(&machine);
+    assert_eq!(view.holders.len(), 1);
+    let [holder] = view.holders[&at("0000:35:00.0")].as_slice() else { panic!("{:?}", view.holders) };
+    assert_eq!((holder.pid, holder.command.as_str(), holder.pod.as_deref()), (4242, "qemu-system-x86", Some(pod)));
+    assert_eq!(holder.path, PathBuf::from("/dev/vfio/34"));
+}
+
+#[test]
+fn a_device_is_known_by_its_number_also_under_another_name() {
+    let machine = Machine::described("eight-t4");
+    machine.write("/srv/jail/gpu", "char 240:34");
+    machine.open_device(4242, "odd", "/srv/jail/gpu", None);
+    assert!(View::of(&machine).holders.contains_key(&at("0000:35:00.0")));
+}
+
+#[test]
+fn a_vfio_device_node_holds_the_gpu() {
+    let machine = Machine::described("eight-t4");
+    let name = observe(&machine).functions[&at("0000:35:00.0")].vfio_dev.clone().unwrap();
+    machine.open_device(4242, "cloud-hypervisor", &format!("/dev/vfio/devices/{name}"), None);
+    assert_eq!(View::of(&machine).holders.keys().copied().collect::<Vec<_>>(), [at("0000:35:00.0")]);
+}
+
+#[test]
+fn a_cuda_process_holds_only_its_own_gpu_and_the_control_node_holds_none() {
+    let machine = Machine::described("eight-h200");
+    machine.write("/dev/nvidiactl", "char 195:255");
+    machine.open_device(10, "python", "/dev/nvidiactl", None);
+    assert!(View::of(&machine).holders.is_empty());
+    let minor = 0x2a * 256;
+    machine.open_device(11, "python", &format!("/dev/nvidia{minor}"), None);
+    let view = View::of(&machine);
+    assert_eq!(view.holders.keys().copied().collect::<Vec<_>>(), [at("0000:2a:00.0")]);
+    assert_eq!(view.holders[&at("0000:2a:00.0")][0].pid, 11);
+}
+
+#[test]
+fn sound_and_display_nodes_hold_the_gpu() {
+    for (file, node) in [
+        ("/sys/bus/pci/devices/0000:52:00.1/sound/card0/controlC0/dev", "/dev/snd/controlC0"),
+        ("/sys/bus/pci/devices/0000:52:00.0/drm/renderD128/dev", "/dev/dri/renderD128"),
+    ] {
+        let machine = Machine::described("rtx-4000");
+        machine.write(file, "116:0\n");
+        machine.write(node, "char 116:0");
+        machine.open_device(77, "pulseaudio", node, None);
+        assert_eq!(View::of(&machine).holders[&at("0000:52:00.0")][0].path, PathBuf::from(node));
+    }
+}
+
+#[test]
+fn a_mounted_disk_behind_the_usb_port_holds_the_gpu() {
+    let machine = Machine::described("rtx-4000");
+    let disk = "/sys/devices/pci0000:00/0000:50:02.0/0000:52:00.2/usb1/1-1/host0/block/sdb";
+    machine.write(&format!("{disk}/dev"), "8:16\n");
+    machine.symlink("/sys/class/block/sdb", &format!("../..{}", disk.trim_start_matches("/sys")));
+    machine.write("/proc/1/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n");
+    assert!(View::of(&machine).holders.is_empty(), "plugged in but not in use");
+    machine.write(
+        "/proc/1/mountinfo",
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:16 / /mnt/usb rw - vfat /dev/sdb rw\n",
+    );
+    let view = View::of(&machine);
+    let [holder] = view.holders[&at("0000:52:00.0")].as_slice() else { panic!("{:?}", view.holders) };
+    assert_eq!(holder.to_string(), "/dev/sdb (mounted at /mnt/usb)");
+}
+
+#[test]
+fn the_host_of_this_test_can_be_looked_at() {
+    let host = crate::host::Root::new("/").unwrap();
+    let inventory = observe(&host);
+    assert!(!inventory.facts.kernel_release.is_empty());
+    let held = crate::holders::holders(&host, &inventory);
+    assert!(held.keys().all(|gpu| inventory.gpu(*gpu).is_some()));
+}

@@ -1,0 +1,227 @@
+use super::{View, at, steps};
+use crate::inventory::observe;
+use crate::journal::{Journal, Pending};
+use crate::plan::{Binding, Refusal};
+use crate::testing::Machine;
+use crate::verify::{Deviation, deviations};
+
+const RTX: &str = "0000:52:00.0";
+
+/// The refusal of what would be a plan without the mutation.
+fn refusal(machine: &Machine, gpu: &str) -> Refusal {
+    View::of(machine).plan(&Journal::in_memory(), gpu, Binding::Vfio).unwrap_err()
+}
+
+#[test]
+fn binding_takes_companions_first_and_the_gpu_last() {
+    let machine = Machine::described("rtx-4000");
+    let plan = View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap();
+    assert_eq!(
+        steps(&plan),
+        [
+            "load module vfio_pci",
+            "note that 0000:52:00.1 was on snd_hda_intel",
+            "reserve 0000:52:00.1 for vfio-pci",
+            "take 0000:52:00.1 from snd_hda_intel",
+            "give 0000:52:00.1 to vfio-pci",
+            "note that 0000:52:00.2 was on xhci_hcd",
+            "reserve 0000:52:00.2 for vfio-pci",
+            "take 0000:52:00.2 from xhci_hcd",
+            "give 0000:52:00.2 to vfio-pci",
+            "note that 0000:52:00.3 was on no driver",
+            "reserve 0000:52:00.3 for vfio-pci",
+            "give 0000:52:00.3 to vfio-pci",
+            "note that 0000:52:00.0 was on nvidia",
+            "reserve 0000:52:00.0 for vfio-pci",
+            "take 0000:52:00.0 from nvidia",
+            "give 0000:52:00.0 to vfio-pci",
+        ]
+    );
+}
+
+#[test]
+fn what_is_so_already_needs_no_step() {
+    let machine = Machine::described("eight-t4");
+    let plan = View::of(&machine).plan(&Journal::in_memory(), "0000:18:00.0", Binding::Vfio).unwrap();
+    assert_eq!(plan.steps, []);
+    let machine = Machine::described("rtx-4000");
+    let plan = View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Host).unwrap();
+    assert_eq!(plan.steps, []);
+}
+
+#[test]
+fn a_group_in_use_may_stay_as_it_is() {
+    let machine = Machine::described("eight-t4");
+    machine.open_device(4242, "qemu-system-x86", "/dev/vfio/20", None);
+    let plan = View::of(&machine).plan(&Journal::in_memory(), "0000:18:00.0", Binding::Vfio).unwrap();
+    assert_eq!(plan.steps, []);
+}
+
+#[test]
+fn without_iommu_nothing_is_bound() {
+    let machine = Machine::described("rtx-4000");
+    machine.remove("/sys/kernel/iommu_groups");
+    let refusal = refusal(&machine, RTX);
+    assert_eq!(refusal.reason(), "IommuOff");
+    assert!(refusal.to_string().contains("intel_iommu=on"), "{refusal}");
+}
+
+#[test]
+fn a_gpu_without_group_is_not_bound() {
+    let machine = Machine::described("rtx-4000");
+    machine.remove("/sys/bus/pci/devices/0000:52:00.0/iommu_group");
+    assert_eq!(refusal(&machine, RTX), Refusal::NoGroup { gpu: at(RTX) });
+}
+
+/// The RTX 4000 with a network card in its group.
+const FOREIGN: &str = r#"
+kernel: 6.1.0
+os: debian 12
+drivers: [vfio-pci]
+functions:
+  "0000:52:00.0": { ids: "10de:1eb1", class: "030000", driver: nvidia, group: 35 }
+  "0000:53:00.0": { ids: "8086:1593", class: "020000", driver: DRIVER, group: 35 }
+"#;
+
+#[test]
+fn a_foreign_device_in_the_group_is_named() {
+    let machine = Machine::from_yaml(&FOREIGN.replace("DRIVER", "ice"));
+    let refusal = refusal(&machine, RTX);
+    assert_eq!(refusal.reason(), "ForeignDeviceInGroup");
+    assert!(refusal.to_string().contains("0000:53:00.0 (8086:1593, on ice)"), "{refusal}");
+    let found = deviations(&observe(&machine), at(RTX), Binding::Vfio);
+    assert!(found.contains(&Deviation::GroupNotViable { gpu: at(RTX), group: 35, name: "0000:53:00.0".to_owned() }));
+}
+
+#[test]
+fn a_foreign_device_that_an_administrator_gave_to_vfio_is_not_in_the_way() {
+    let machine = Machine::from_yaml(&FOREIGN.replace("DRIVER", "vfio-pci"));
+    let plan = View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap();
+    assert!(!steps(&plan).iter().any(|step| step.contains("53:00.0")));
+}
+
+#[test]
+fn an_unreadable_member_of_the_group_is_a_refusal() {
+    let machine = Machine::described("rtx-4000");
+    machine.write("/sys/bus/pci/devices/0000:52:00.2/vendor", "garbage");
+    let refusal = refusal(&machine, RTX);
+    assert!(refusal.to_string().contains("0000:52:00.2 (unreadable"), "{refusal}");
+}
+
+#[test]
+fn a_gpu_in_use_is_refused_with_its_holder_and_the_next_step() {
+    for (command, pod, next_step) in [
+        ("python", Some("7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22"), "end pod 7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22"),
+        ("nvidia-persiste", None, "systemctl stop nvidia-persistenced"),
+    ] {
+        let machine = Machine::described("rtx-4000");
+        machine.open_device(4242, command, &format!("/dev/nvidia{}", 0x52 * 256), pod);
+        let refusal = refusal(&machine, RTX);
+        assert_eq!(refusal.reason(), "InUse");
+        let text = refusal.to_string();
+        assert!(text.contains(RTX) && text.contains("pid 4242") && text.contains(next_step), "{text}");
+    }
+}
+
+#[test]
+fn a_gpu_with_virtual_functions_is_refused() {
+    let machine = Machine::described("a2-sriov");
+    let gpu = at("0000:08:00.0");
+    assert_eq!(refusal(&machine, "0000:08:00.0"), Refusal::VfsPresent { gpu, device: gpu, count: 2 });
+}
+
+#[test]
+fn what_is_no_gpu_is_refused() {
+    let machine = Machine::described("rtx-4000");
+    for address in ["0000:52:00.1", "0000:61:00.0", "0000:99:00.0"] {
+        assert_eq!(refusal(&machine, address), Refusal::NotAGpu { address: at(address) });
+    }
+}
+
+#[test]
+fn gpus_of_one_group_go_together_or_not_at_all() {
+    let machine = Machine::described("twins");
+    let mut view = View::of(&machine);
+    let (first, second) = ("0000:03:00.0", "0000:04:00.0");
+    let refusal = view.plan(&Journal::in_memory(), first, Binding::Vfio).unwrap_err();
+    let (gpu, others, port) = (at(first), vec![at(second)], Some(at("0000:02:00.0")));
+    assert_eq!(refusal, Refusal::SharedGroup { gpu, group: 7, others, port });
+    view.wanted = [(at(second), Binding::Vfio)].into();
+    let plan = view.plan(&Journal::in_memory(), first, Binding::Vfio).unwrap();
+    let probed: Vec<_> =
+        steps(&plan).into_iter().filter_map(|step| step.strip_prefix("give ").map(str::to_owned)).collect();
+    assert_eq!(probed, ["0000:03:00.1", "0000:04:00.1", second, first].map(|device| format!("{device} to vfio-pci")));
+}
+
+#[test]
+fn a_gpu_that_somebody_else_gave_to_vfio_is_left_there() {
+    let machine = Machine::described("two-a40");
+    let mut journal = Journal::in_memory();
+    let refused = View::of(&machine).plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err();
+    assert_eq!(refused.reason(), "Adopted");
+    assert_eq!(journal.adopt(&observe(&machine)).unwrap(), [at("0000:61:00.0")]);
+    assert_eq!(journal.adopt(&observe(&machine)).unwrap(), []);
+    let view = View::of(&machine);
+    assert_eq!(view.plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err(), refused);
+    assert_eq!(view.plan(&journal, "0000:4a:00.0", Binding::Host).unwrap().steps, []);
+}
+
+#[test]
+fn while_a_write_hangs_nothing_is_planned_for_its_group() {
+    let machine = Machine::described("rtx-4000");
+    let mut journal = Journal::in_memory();
+    let path = "/sys/bus/pci/drivers/snd_hda_intel/unbind".into();
+    journal.add_pending(at("0000:52:00.1"), Pending { pid: 4711, start_time: 1, path }).unwrap();
+    let refusal = View::of(&machine).plan(&journal, RTX, Binding::Vfio).unwrap_err();
+    assert_eq!(refusal.reason(), "WriteHanging");
+    assert!(refusal.to_string().contains("pid 4711"), "{refusal}");
+    machine.write("/proc/4711/stat", "4711 (gpuvirt) D 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 1 0 0");
+    assert_eq!(journal.settle(&machine).unwrap(), []);
+    machine.remove("/proc/4711");
+    assert_eq!(journal.settle(&machine).unwrap(), [at("0000:52:00.1")]);
+    assert!(View::of(&machine).plan(&journal, RTX, Binding::Vfio).is_ok());
+}
+
+#[test]
+fn a_gpu_goes_to_the_variant_driver_of_the_kernel() {
+    let machine = Machine::described("gb200");
+    let plan = View::of(&machine).plan(&Journal::in_memory(), "0008:01:00.0", Binding::Vfio).unwrap();
+    let steps = steps(&plan);
+    assert_eq!(steps[0], "load module nvgrace_gpu_vfio_pci");
+    assert_eq!(steps.last().unwrap(), "give 0008:01:00.0 to nvgrace_gpu_vfio_pci");
+}
+
+#[test]
+fn a_companion_on_a_driver_of_the_host_is_a_deviation() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 4.18.0
+os: centos 7
+drivers: [vfio-pci]
+functions:
+  "0000:01:00.0": { ids: "10de:1392", class: "030000", driver: vfio-pci, group: 1 }
+  "0000:01:00.1": { ids: "10de:0fbc", class: "040300", driver: snd_hda_intel, group: 1 }
+"#,
+    );
+    let gpu = at("0000:01:00.0");
+    let found = deviations(&observe(&machine), gpu, Binding::Vfio);
+    let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+    assert_eq!(texts, ["0000:01:00.1 is on snd_hda_intel, expected vfio-pci"]);
+}
+
+#[test]
+fn a_group_without_node_is_a_deviation() {
+    let machine = Machine::described("eight-t4");
+    let gpu = at("0000:35:00.0");
+    let name = observe(&machine).functions[&gpu].vfio_dev.clone().unwrap();
+    machine.remove("/dev/vfio/34");
+    assert_eq!(deviations(&observe(&machine), gpu, Binding::Vfio), [], "the device's own node will do");
+    machine.remove(&format!("/dev/vfio/devices/{name}"));
+    assert_eq!(deviations(&observe(&machine), gpu, Binding::Vfio), [Deviation::NoNode { gpu, group: 34 }]);
+}
+
+#[test]
+fn a_gpu_that_is_gone_is_a_deviation() {
+    let gpu = at("0000:99:00.0");
+    assert_eq!(deviations(&observe(&Machine::described("eight-t4")), gpu, Binding::Vfio), [Deviation::Gone { gpu }]);
+}
