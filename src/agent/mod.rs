@@ -12,6 +12,7 @@
 mod desired;
 pub mod device_plugin;
 mod holders;
+mod pod_resources;
 mod readable;
 mod report;
 mod translate;
@@ -44,6 +45,7 @@ use self::{
     desired::Desired,
     device_plugin::{DevicePlugins, Offer},
     holders::HolderEnds,
+    pod_resources::Allocations,
     report::Reporter,
     vfio_manager::{Observation, VfioManager, Wish},
 };
@@ -140,6 +142,8 @@ struct Agent {
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
+    /// The kubelet's pod-resources socket.
+    kubelet: PathBuf,
     /// Refusals that were told in an event, so that each is told once.
     told: BTreeMap<PciAddress, String>,
 }
@@ -192,6 +196,7 @@ impl Agent {
             telemetry,
             metrics,
             resync: jittered(config.resync, &config.node),
+            kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
             told: BTreeMap::new(),
         })
     }
@@ -293,9 +298,16 @@ impl Agent {
 
     /// The host is worked on by one thread at a time: the manager moves there and back.
     async fn look(&mut self, wish: Wish) -> Result<Observation, Error> {
+        let allocations = match pod_resources::allocations(&self.kubelet).await {
+            Ok(allocations) => allocations,
+            Err(error) => {
+                tracing::warn!(error = crate::chain(&error), "allocations unknown");
+                Allocations::new()
+            }
+        };
         let mut manager = self.manager.take().ok_or(Error::Worker)?;
         let worked = tokio::task::spawn_blocking(move || {
-            let observation = manager.round(&wish);
+            let observation = manager.round(&wish, allocations);
             (manager, observation)
         });
         let (manager, observation) = worked.await.map_err(|_| Error::Worker)?;
@@ -370,8 +382,11 @@ fn jittered(resync: Duration, node: &str) -> Duration {
     resync + resync.mul_f64(f64::from(sum % 100) / 1000.0)
 }
 
+fn below(host_root: &Path, path: &Path) -> PathBuf {
+    host_root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
 fn plugins(config: &Config, allocated: Arc<Notify>, shutdown: &Shutdown) -> Result<DevicePlugins, Error> {
-    let below = |path: &Path| config.host_root.join(path.strip_prefix("/").unwrap_or(path));
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     let iommufd = vfio::Host::exists(&root, Path::new("/dev/iommu"));
     let recheck = move |id: &str| {
@@ -379,7 +394,7 @@ fn plugins(config: &Config, allocated: Arc<Notify>, shutdown: &Shutdown) -> Resu
         translate::recheck(&vfio::observe(&root), id)
     };
     let config = device_plugin::Config {
-        socket_dir: below(&config.kubelet_root).join("device-plugins"),
+        socket_dir: below(&config.host_root, &config.kubelet_root).join("device-plugins"),
         iommufd,
         recheck: Arc::new(recheck),
     };

@@ -154,6 +154,16 @@ fn companion(function: &Function) -> FunctionStatus {
     FunctionStatus { address: function.address.to_string(), id: id(function), driver: function.driver.clone() }
 }
 
+/// A GPU that the kubelet has given to a pod (`namespace/name`), whether its VM has opened it or not.
+pub fn allocation(pod: &str) -> vfio::Holder {
+    vfio::Holder {
+        pid: 0,
+        command: "kubelet".to_owned(),
+        path: PathBuf::from("pod-resources"),
+        pod: Some(pod.to_owned()),
+    }
+}
+
 fn holder(holder: &vfio::Holder) -> Holder {
     Holder {
         pid: holder.pid,

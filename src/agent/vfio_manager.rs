@@ -15,7 +15,7 @@ use vfio::{
     observe_except, plan,
 };
 
-use super::translate;
+use super::{pod_resources::Allocations, translate};
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
@@ -58,6 +58,8 @@ pub struct VfioManager {
     root: Root,
     kernel: LinuxKernel,
     journal: Journal,
+    /// What pods have, as of this round.
+    allocations: Allocations,
     complaints: Vec<String>,
 }
 
@@ -83,11 +85,15 @@ impl VfioManager {
             }
             other => other?,
         };
-        Ok(Self { root, kernel: LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE), journal, complaints })
+        let kernel = LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE);
+        Ok(Self { root, kernel, journal, allocations: Allocations::new(), complaints })
     }
 
     /// One round. Nothing that goes wrong with one GPU keeps another from being served.
-    pub fn round(&mut self, wish: &Wish) -> Observation {
+    ///
+    /// `allocations`: what the kubelet has given to pods; a GPU that a pod has is in use, opened or not.
+    pub fn round(&mut self, wish: &Wish, allocations: Allocations) -> Observation {
+        self.allocations = allocations;
         let mut complaints = self.complaints.clone();
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
         let (mut inventory, mut held) = self.look();
@@ -96,7 +102,7 @@ impl VfioManager {
         let mut plan = Vec::new();
         let wanted = wanted(&inventory, wish);
         let mut worked = None;
-        for gpu in wish_order(&inventory) {
+        for gpu in addresses(&inventory) {
             let Some(mode) = wish.mode(gpu) else { continue };
             match self.bring(&inventory, &held, &wanted, wish, gpu, mode) {
                 Ok(Done { steps, took: None }) => plan.extend(steps),
@@ -121,7 +127,12 @@ impl VfioManager {
 
     fn look(&self) -> (Inventory, BTreeMap<PciAddress, Vec<Holder>>) {
         let inventory = observe_except(&self.root, &self.journal.locked());
-        let held = holders(&self.root, &inventory);
+        let mut held = holders(&self.root, &inventory);
+        for gpu in addresses(&inventory) {
+            let pods = self.allocations.get(&gpu.to_string()).into_iter().flatten();
+            held.entry(gpu).or_default().extend(pods.map(|pod| translate::allocation(pod)));
+        }
+        held.retain(|_, holders| !holders.is_empty());
         (inventory, held)
     }
 
@@ -170,11 +181,11 @@ impl VfioManager {
         let mut obstacles = BTreeMap::new();
         for mode in WorkloadMode::ALL {
             let all: BTreeMap<_, _> = match binding(mode) {
-                Ok(binding) => wish_order(inventory).map(|gpu| (gpu, binding)).collect(),
+                Ok(binding) => addresses(inventory).map(|gpu| (gpu, binding)).collect(),
                 Err(_) => BTreeMap::new(),
             };
             let world = World { inventory, holders: &nobody, journal: &self.journal, wanted: &all };
-            for gpu in wish_order(inventory) {
+            for gpu in addresses(inventory) {
                 let refused = match binding(mode) {
                     Err(refusal) => Some(refusal),
                     Ok(binding) => match plan(&world, gpu, binding) {
@@ -199,13 +210,13 @@ struct Done {
     took: Option<Duration>,
 }
 
-fn wish_order(inventory: &Inventory) -> impl Iterator<Item = PciAddress> + use<> {
+fn addresses(inventory: &Inventory) -> impl Iterator<Item = PciAddress> + use<> {
     let gpus: BTreeSet<PciAddress> = inventory.gpus().iter().map(|gpu| gpu.primary.address).collect();
     gpus.into_iter()
 }
 
 fn wanted(inventory: &Inventory, wish: &Wish) -> BTreeMap<PciAddress, Binding> {
-    wish_order(inventory).filter_map(|gpu| Some((gpu, binding(wish.mode(gpu)?).ok()?))).collect()
+    addresses(inventory).filter_map(|gpu| Some((gpu, binding(wish.mode(gpu)?).ok()?))).collect()
 }
 
 fn binding(mode: WorkloadMode) -> Result<Binding, Refusal> {

@@ -43,6 +43,8 @@ pub trait Kernel {
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError>;
     /// Loads a module with what it needs; one that is loaded or built in is fine.
     fn load_module(&mut self, name: &str) -> Result<(), KernelError>;
+    /// Said when a plan is through: what was kept ready for its next write may go.
+    fn rest(&mut self) {}
 }
 
 /// Why the host was not changed.
@@ -74,7 +76,7 @@ impl KernelError {
 
 /// The kernel of the host below a root directory.
 ///
-/// Made for one plan: the child starts with the first write, serves all of them, and ends when this is dropped.
+/// The child starts with the first write of a plan, serves all of them, and ends with the plan.
 pub struct LinuxKernel {
     host_root: PathBuf,
     helper: PathBuf,
@@ -159,11 +161,7 @@ impl LinuxKernel {
 
 impl Drop for LinuxKernel {
     fn drop(&mut self) {
-        if let Some(mut worker) = self.worker.take() {
-            // It waits for a request and is in no write, so it ends at once.
-            let _ = worker.child.kill();
-            let _ = worker.child.wait();
-        }
+        self.rest();
     }
 }
 
@@ -200,6 +198,14 @@ impl Worker {
 }
 
 impl Kernel for LinuxKernel {
+    fn rest(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            // It waits for a request and is in no write, so it ends at once.
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
+        }
+    }
+
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
         match self.ask(path, [WRITE.as_ref(), path.as_os_str(), value.as_ref()])? {
             Answer::Done => Ok(()),

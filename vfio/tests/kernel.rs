@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::try_from(child_main(args)).unwrap());
     }
     let tests: [(&str, fn()); 10] = [
-        ("one_child_serves_all_writes_and_ends_with_its_kernel", one_child_serves_all_writes_and_ends_with_its_kernel),
+        ("one_child_serves_all_writes_until_it_may_rest", one_child_serves_all_writes_until_it_may_rest),
         ("a_child_that_was_killed_is_replaced", a_child_that_was_killed_is_replaced),
         ("a_value_reaches_its_file", a_value_reaches_its_file),
         ("a_refusal_carries_the_kernels_answer", a_refusal_carries_the_kernels_answer),
@@ -159,7 +159,7 @@ fn a_pid_is_told_as_the_host_counts() {
     assert!(output.status.success(), "it ends with its input");
 }
 
-fn one_child_serves_all_writes_and_ends_with_its_kernel() {
+fn one_child_serves_all_writes_until_it_may_rest() {
     let dir = machine();
     let log = dir.path().join("log");
     let own = std::env::current_exe().unwrap();
@@ -174,8 +174,9 @@ fn one_child_serves_all_writes_and_ends_with_its_kernel() {
     assert_eq!(pids.lines().count(), 1, "{pids}");
     let proc = PathBuf::from(format!("/proc/{}", pids.trim()));
     assert!(proc.exists());
-    drop(kernel);
+    kernel.rest();
     assert!(!proc.exists());
+    kernel.write(UNBIND.as_ref(), "0000:01:00.0").unwrap();
 }
 
 fn a_child_that_was_killed_is_replaced() {

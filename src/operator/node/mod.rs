@@ -9,6 +9,8 @@ pub mod pods;
 mod preflight;
 pub mod readiness;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

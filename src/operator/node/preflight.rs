@@ -42,13 +42,15 @@ pub fn preflight(agent: &AgentStatus, desired: WorkloadMode, operands: Option<&B
 }
 
 fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode) -> Blocked {
-    let pod = holder.pod.as_ref().map(|uid| format!(" of the pod with UID {uid}")).unwrap_or_default();
+    let who = match (holder.pid, &holder.pod) {
+        // The kubelet's word: nobody has opened it yet.
+        (0, Some(pod)) => format!("allocated to pod {pod}"),
+        (pid, Some(pod)) => format!("held by {} (pid {pid}, pod {pod}) through {}", holder.command, holder.path),
+        (pid, None) => format!("held by {} (pid {pid}) through {}", holder.command, holder.path),
+    };
     Blocked {
         reason: "GPUInUse".to_owned(),
-        message: format!(
-            "GPU {} is held by {} (pid {}){pod} through {}: {desired} begins by itself once that has ended",
-            gpu.address, holder.command, holder.pid, holder.path
-        ),
+        message: format!("GPU {} is {who}: {desired} begins by itself once that has ended", gpu.address),
     }
 }
 

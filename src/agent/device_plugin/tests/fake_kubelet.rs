@@ -89,9 +89,11 @@ impl FakeKubelet {
         Self { runtime: Some(runtime), world: receiver, hang_up, dir: dir.to_owned() }
     }
 
-    /// Dies. Its socket stays, with nobody behind it.
+    /// Dies, and is dead when this returns. Its socket stays, with nobody behind it.
     pub(super) fn kill(mut self) {
-        self.runtime.take().unwrap().shutdown_background();
+        let runtime = self.runtime.take().unwrap();
+        // On a thread of its own: ending a runtime blocks, which async code must not.
+        std::thread::spawn(move || runtime.shutdown_timeout(super::PATIENCE)).join().unwrap();
     }
 
     /// Closes every plugin's list, as the real one does when another plugin takes a name over.

@@ -1,0 +1,419 @@
+//! Whole mode changes, step by step, with a node and an agent that do what they are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{
+        Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUNodeStatus, GPUStatus, Holder, NodePhase, Obstacle,
+        OperatorStatus, Refusal, ResourceStatus,
+    },
+};
+
+use super::{
+    decide::{Decision, Observed, OperandPod, decide},
+    gates::SandboxMode,
+    mode::{NodePolicy, Sandbox},
+    readiness::TORN_DOWN,
+};
+
+const GPU: &str = "0000:01:00.0";
+const VM_RESOURCE: &str = "nvidia.com/TU104GL_TESLA_T4";
+
+/// One node, its kubelet and its agent, reduced to what the operator sees of them.
+struct Lab {
+    labels: BTreeMap<String, String>,
+    gpu_node: GPUNode,
+    pods: Vec<OperandPod>,
+    pods_watched: bool,
+    policy: NodePolicy,
+    /// What the agent answers to an order for another mode.
+    refusal: Option<Refusal>,
+    /// Everything that was decided, oldest first.
+    history: Vec<Decision>,
+}
+
+impl Lab {
+    /// A container node on which everything runs.
+    fn container() -> Self {
+        let mut lab = Self::new();
+        lab.settle();
+        assert_eq!(lab.operator().phase, NodePhase::Steady);
+        assert_eq!(lab.operator().ready, "True", "{}", lab.operator().message);
+        lab
+    }
+
+    fn new() -> Self {
+        let gpu = GPUStatus { address: GPU.to_owned(), mode: Some(WorkloadMode::Container), ..GPUStatus::default() };
+        let mut gpu_node = GPUNode::new("n1", GPUNodeSpec::default());
+        gpu_node.metadata.generation = Some(1);
+        gpu_node.status = Some(GPUNodeStatus {
+            agent: Some(AgentStatus { gpus: vec![gpu], ..AgentStatus::default() }),
+            operator: None,
+        });
+        let sandbox = Sandbox::On { default: WorkloadMode::Container, mode: SandboxMode::KubeVirt };
+        Self {
+            labels: BTreeMap::new(),
+            gpu_node,
+            pods: Vec::new(),
+            pods_watched: false,
+            policy: NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false },
+            refusal: None,
+            history: Vec::new(),
+        }
+    }
+
+    /// Operator, DaemonSet controller, kubelet and agent take turns until nothing moves any more.
+    fn settle(&mut self) {
+        for _ in 0..20 {
+            let before = (self.labels.clone(), self.gpu_node.clone(), self.pods.clone(), self.pods_watched);
+            self.operate();
+            self.run_pods();
+            self.run_agent();
+            if before == (self.labels.clone(), self.gpu_node.clone(), self.pods.clone(), self.pods_watched) {
+                return;
+            }
+        }
+        panic!("the node never comes to rest: {:?}", self.operator());
+    }
+
+    fn operate(&mut self) {
+        let observed = Observed {
+            name: "n1",
+            labels: &self.labels,
+            gpu_node: Some(&self.gpu_node),
+            policy: &self.policy,
+            pods: self.pods_watched.then_some(self.pods.as_slice()),
+            epoch: 7,
+        };
+        let decision = decide(&observed);
+        self.history.push(decision.clone());
+        for (key, value) in decision.labels {
+            match value {
+                Some(value) => self.labels.insert(key, value),
+                None => self.labels.remove(&key),
+            };
+        }
+        self.pods_watched = decision.watch_pods;
+        let order = decision.order.expect("a node with a GPUNode should get an order");
+        if self.gpu_node.spec != order.spec {
+            self.gpu_node.spec = order.spec;
+            self.gpu_node.metadata.generation = self.gpu_node.metadata.generation.map(|g| g + 1);
+        }
+        let status = self.gpu_node.status.as_mut().unwrap();
+        status.operator = Some(OperatorStatus {
+            desired: Some(order.desired),
+            serving: order.serving,
+            phase: order.phase,
+            ready: if order.readiness.ready { "True" } else { "False" }.to_owned(),
+            reason: order.readiness.reason,
+            message: order.readiness.message,
+            conditions: Vec::new(),
+        });
+    }
+
+    /// The driver's DaemonSet, and with it the module.
+    fn run_pods(&mut self) {
+        let gate = format!("{}driver", labels::DEPLOY_PREFIX);
+        let wanted = self.labels.get(&gate).is_some_and(|value| value == "true");
+        let driver = OperandPod { uid: "driver".to_owned(), name: "driver-x".to_owned(), gates: [gate].into() };
+        self.pods = if wanted { vec![driver] } else { Vec::new() };
+        let agent = self.agent();
+        if wanted && agent.gpus[0].driver.is_none() {
+            agent.gpus[0].driver = Some("nvidia".to_owned());
+        }
+        if !wanted && agent.gpus[0].driver.as_deref() == Some("nvidia") {
+            agent.gpus[0].driver = None;
+        }
+    }
+
+    fn run_agent(&mut self) {
+        let generation = self.gpu_node.metadata.generation.unwrap();
+        let spec = self.gpu_node.spec.clone();
+        let refusal = self.refusal.clone();
+        let agent = self.agent();
+        agent.observed_generation = generation;
+        agent.gpus[0].refusal = None;
+        if spec.mode.is_some() && agent.gpus[0].mode != spec.mode {
+            agent.gpus[0].refusal = refusal;
+            if agent.gpus[0].refusal.is_none() {
+                agent.gpus[0].mode = spec.mode;
+                agent.gpus[0].driver = (spec.mode == Some(WorkloadMode::VmPassthrough)).then(|| "vfio-pci".to_owned());
+            }
+        }
+        let offered = spec.advertise == Advertise::Offered && agent.gpus[0].mode == Some(WorkloadMode::VmPassthrough);
+        agent.resources = match offered {
+            true => {
+                vec![ResourceStatus { name: VM_RESOURCE.to_owned(), devices: vec![GPU.to_owned()], registered: true }]
+            }
+            false => Vec::new(),
+        };
+    }
+
+    fn label(&mut self, value: &str) {
+        self.labels.insert(labels::WORKLOAD_CONFIG.to_owned(), value.to_owned());
+    }
+
+    fn hold(&mut self, pod: Option<&str>) {
+        let holder = Holder {
+            pid: 4711,
+            command: "qemu-system-x86".to_owned(),
+            path: "/dev/vfio/1".to_owned(),
+            pod: pod.map(str::to_owned),
+        };
+        self.agent().gpus[0].holders = vec![holder];
+    }
+
+    fn agent(&mut self) -> &mut AgentStatus {
+        self.gpu_node.status.as_mut().unwrap().agent.as_mut().unwrap()
+    }
+
+    fn operator(&self) -> &OperatorStatus {
+        self.gpu_node.status.as_ref().unwrap().operator.as_ref().unwrap()
+    }
+
+    fn deploys(&self, suffix: &str) -> bool {
+        self.labels.get(&format!("{}{suffix}", labels::DEPLOY_PREFIX)).is_some_and(|value| value == "true")
+    }
+
+    fn modes_asked(&self) -> BTreeSet<&'static str> {
+        let modes = self.history.iter().filter_map(|decision| decision.order.as_ref()?.spec.mode);
+        modes.map(WorkloadMode::as_str).collect()
+    }
+}
+
+fn in_use() -> Refusal {
+    Refusal { reason: "InUse".to_owned(), message: "in use".to_owned() }
+}
+
+#[test]
+fn a_label_brings_a_node_to_passthrough_and_back() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert_eq!(lab.operator().ready, "True", "{}", lab.operator().message);
+    assert!(lab.deploys("vfio-manager") && !lab.deploys("driver"));
+    assert_eq!(lab.agent().resources[0].name, VM_RESOURCE);
+
+    lab.label("container");
+    lab.settle();
+    assert_eq!(lab.operator().ready, "True", "{}", lab.operator().message);
+    assert!(lab.deploys("driver") && !lab.deploys("vfio-manager"));
+    assert_eq!(lab.agent().gpus[0].driver.as_deref(), Some("nvidia"));
+}
+
+#[test]
+fn the_agent_is_asked_only_when_the_old_modes_pods_are_gone() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.operate();
+    assert!(!lab.deploys("driver"), "the gate goes first");
+    // The kubelet takes its time: the pod stays.
+    for _ in 0..3 {
+        lab.run_agent();
+        lab.operate();
+        assert_eq!(lab.operator().phase, NodePhase::Withdrawing);
+        assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::Container));
+    }
+    assert!(lab.operator().message.contains("driver-x"), "{}", lab.operator().message);
+    lab.run_pods();
+    lab.operate();
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::VmPassthrough));
+}
+
+#[test]
+fn the_agent_is_asked_only_when_the_kubelet_has_lost_the_old_devices() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.label("container");
+    lab.operate();
+    lab.run_pods();
+    for _ in 0..3 {
+        lab.operate();
+        assert_eq!(lab.gpu_node.spec.advertise, Advertise::Withdrawn);
+        assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::VmPassthrough));
+    }
+    lab.run_agent();
+    lab.operate();
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::Container));
+}
+
+#[test]
+fn nothing_is_offered_or_deployed_before_the_agent_shows_the_new_mode() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    while lab.gpu_node.spec.mode != Some(WorkloadMode::VmPassthrough) {
+        lab.operate();
+        lab.run_pods();
+        if lab.gpu_node.spec.mode != Some(WorkloadMode::VmPassthrough) {
+            lab.run_agent();
+        }
+    }
+    for _ in 0..3 {
+        lab.operate();
+        assert_eq!((lab.operator().phase, lab.gpu_node.spec.advertise), (NodePhase::Switching, Advertise::Withdrawn));
+        assert!(!lab.deploys("vfio-manager"));
+    }
+    lab.run_agent();
+    lab.operate();
+    assert_eq!(lab.gpu_node.spec.advertise, Advertise::Offered);
+    assert!(lab.deploys("vfio-manager"));
+}
+
+#[test]
+fn a_node_whose_gpu_a_vm_holds_is_left_as_it_is_and_goes_on_once_it_ends() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.hold(Some("launcher"));
+    lab.label("container");
+    lab.settle();
+    assert_eq!(lab.operator().phase, NodePhase::Refused);
+    assert!(lab.operator().message.contains("qemu-system-x86 (pid 4711, pod launcher)"), "{}", lab.operator().message);
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::VmPassthrough));
+    assert!(lab.deploys("vfio-manager"));
+    assert_eq!(lab.agent().resources.len(), 1, "what the node offers goes on");
+
+    lab.agent().gpus[0].holders.clear();
+    lab.settle();
+    assert_eq!(lab.operator().ready, "True");
+    assert_eq!(lab.agent().gpus[0].mode, Some(WorkloadMode::Container));
+}
+
+#[test]
+fn a_holder_that_is_our_own_operand_does_not_block() {
+    let mut lab = Lab::container();
+    lab.hold(Some("driver"));
+    lab.label("vm-passthrough");
+    lab.operate();
+    assert!(lab.deploys("driver"), "nothing is touched before it is known whose pod it is");
+    lab.operate();
+    assert_eq!(lab.operator().phase, NodePhase::Withdrawing);
+}
+
+#[test]
+fn an_obstacle_is_a_refusal_before_anything_is_touched() {
+    let mut lab = Lab::container();
+    let mode = WorkloadMode::VmPassthrough;
+    lab.agent().gpus[0].obstacles =
+        vec![Obstacle { mode, reason: "IommuOff".to_owned(), message: "intel_iommu=on".to_owned() }];
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert_eq!((lab.operator().phase, lab.operator().reason.as_str()), (NodePhase::Refused, "IommuOff"));
+    assert!(lab.deploys("driver"));
+    assert_eq!(lab.modes_asked(), ["container"].into());
+}
+
+#[test]
+fn a_workload_that_comes_during_the_change_brings_the_old_mode_back() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.operate();
+    lab.run_pods();
+    lab.refusal = Some(in_use());
+    lab.hold(None);
+    lab.settle();
+    assert_eq!(lab.operator().phase, NodePhase::Refused);
+    assert!(lab.deploys("driver"), "the old mode's labels come back");
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::Container));
+}
+
+#[test]
+fn a_node_that_serves_already_is_taken_over_without_a_ripple() {
+    let mut lab = Lab::new();
+    for suffix in ["driver", "device-plugin", "operator-validator"] {
+        lab.labels.insert(format!("{}{suffix}", labels::DEPLOY_PREFIX), "true".to_owned());
+    }
+    lab.operate();
+    assert!(lab.deploys("driver") && lab.deploys("device-plugin"));
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::Container));
+}
+
+#[test]
+fn a_gpu_that_falls_out_of_its_mode_keeps_the_nodes_operands() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.agent().gpus[0].mode = None;
+    lab.operate();
+    assert!(lab.deploys("vfio-manager"));
+    assert_eq!((lab.operator().ready.as_str(), lab.operator().reason.as_str()), ("False", "GPUNotInMode"));
+}
+
+#[test]
+fn kata_nodes_are_bound_and_not_advertised_by_us() {
+    let mut lab = Lab::container();
+    lab.policy.sandbox = Sandbox::On { default: WorkloadMode::Container, mode: SandboxMode::Kata };
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert_eq!(lab.operator().ready, "True");
+    assert_eq!(lab.agent().resources, []);
+    assert!(lab.deploys("kata-sandbox-device-plugin"));
+}
+
+#[test]
+fn operands_false_takes_the_gates_away_and_leaves_the_gpu() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.labels.insert(labels::DEPLOY_OPERANDS.to_owned(), "false".to_owned());
+    lab.settle();
+    assert!(!lab.deploys("vfio-manager"));
+    assert_eq!(lab.gpu_node.spec.mode, Some(WorkloadMode::VmPassthrough));
+    assert_eq!(lab.labels[labels::DEPLOY_OPERANDS], "false", "the admin's own label stays");
+}
+
+#[test]
+fn a_vanished_hint_tears_nothing_down() {
+    let mut lab = Lab::container();
+    lab.labels.insert(labels::NFD_HINTS[0].to_owned(), "true".to_owned());
+    lab.settle();
+    lab.labels.remove(labels::NFD_HINTS[0]);
+    lab.settle();
+    assert!(lab.deploys("driver"));
+    assert_eq!(lab.labels[labels::GPU_PRESENT], "true");
+}
+
+#[test]
+fn a_node_without_gpus_loses_its_gates() {
+    let mut lab = Lab::container();
+    lab.agent().gpus.clear();
+    lab.operate();
+    assert!(!lab.deploys("driver"));
+    assert_eq!(lab.labels[labels::GPU_PRESENT], "false");
+}
+
+#[test]
+fn teardown_releases_an_idle_node_and_leaves_no_gate() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.policy.teardown = true;
+    lab.settle();
+    assert_eq!(lab.operator().reason, TORN_DOWN, "{}", lab.operator().message);
+    assert_eq!(lab.agent().gpus[0].mode, Some(WorkloadMode::Container));
+    assert!(!lab.deploys("driver") && !lab.deploys("vfio-manager"));
+}
+
+#[test]
+fn teardown_waits_for_a_vm() {
+    let mut lab = Lab::container();
+    lab.label("vm-passthrough");
+    lab.settle();
+    lab.hold(Some("launcher"));
+    lab.policy.teardown = true;
+    lab.settle();
+    assert_eq!(lab.operator().phase, NodePhase::Refused);
+    assert_eq!(lab.agent().gpus[0].mode, Some(WorkloadMode::VmPassthrough));
+}
+
+#[test]
+fn a_hint_without_a_report_is_worth_one_label() {
+    let lab = Lab::new();
+    let labels = [(labels::NFD_HINTS[1].to_owned(), "true".to_owned())].into();
+    let observed = Observed { name: "n1", labels: &labels, gpu_node: None, policy: &lab.policy, pods: None, epoch: 1 };
+    let decision = decide(&observed);
+    assert_eq!(decision.labels, [(labels::GPU_PRESENT.to_owned(), Some("true".to_owned()))].into());
+    assert_eq!(decision.order, None);
+}
