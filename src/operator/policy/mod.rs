@@ -8,6 +8,8 @@ mod dereference;
 mod image;
 mod schema;
 mod status;
+#[cfg(test)]
+mod status_tests;
 mod teardown;
 mod validate;
 

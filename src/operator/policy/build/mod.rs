@@ -3,6 +3,8 @@
 mod agent;
 mod driver;
 mod pod;
+#[cfg(test)]
+mod tests;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
 

@@ -1,0 +1,73 @@
+//! Golden operands, to be read as prose: `cargo insta review` after a change.
+
+use std::collections::BTreeSet;
+
+use crds::{
+    v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
+    v1alpha1::{Discovery, GPUVirtConfigSpec},
+};
+
+use super::{Installation, Operands, build};
+use crate::operator::policy::validate::validate;
+
+fn installation() -> Installation {
+    Installation {
+        namespace: "gpuvirt".to_owned(),
+        image: "registry.example/gpuvirt:1".to_owned(),
+        pull_policy: "IfNotPresent".to_owned(),
+        log_level: "info".to_owned(),
+    }
+}
+
+fn policy() -> ClusterPolicy {
+    let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
+    policy.spec.driver.component.container.image = ImageSpec {
+        repository: Some("nvcr.io/nvidia".to_owned()),
+        image: Some("driver".to_owned()),
+        version: Some("595.91.07".to_owned()),
+        ..ImageSpec::default()
+    };
+    policy
+}
+
+fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
+    let os: BTreeSet<String> = ["ubuntu24.04".to_owned()].into();
+    build(&validate(policy, config, &os).settings, &installation())
+}
+
+#[test]
+fn the_agent_with_nothing_set() {
+    insta::assert_yaml_snapshot!(built(&policy(), &GPUVirtConfigSpec::default()).daemon_sets[0]);
+}
+
+#[test]
+fn the_driver_with_only_its_image_set() {
+    insta::assert_yaml_snapshot!(built(&policy(), &GPUVirtConfigSpec::default()).daemon_sets[1]);
+}
+
+#[test]
+fn without_the_driver_there_is_only_the_agent() {
+    let mut policy = policy();
+    policy.spec.driver.component.enabled = Some(false);
+    let operands = built(&policy, &GPUVirtConfigSpec::default());
+    assert_eq!((operands.daemon_sets.len(), operands.config_maps.len()), (1, 0));
+}
+
+#[test]
+fn discovery_by_labels_keeps_the_agent_to_nodes_that_hint_at_a_gpu() {
+    let config = GPUVirtConfigSpec { discovery: Discovery::Labels, ..GPUVirtConfigSpec::default() };
+    let agent = &built(&policy(), &config).daemon_sets[0];
+    let affinity = agent.spec.as_ref().and_then(|s| s.template.spec.as_ref()).and_then(|s| s.affinity.as_ref());
+    insta::assert_yaml_snapshot!(affinity);
+}
+
+#[test]
+fn a_user_can_add_labels_and_cannot_replace_ours() {
+    let mut policy = policy();
+    policy.spec.daemonsets.labels =
+        [("team", "gpu"), ("app", "mine")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+    let operands = built(&policy, &GPUVirtConfigSpec::default());
+    let template = operands.daemon_sets[1].spec.as_ref().unwrap().template.metadata.as_ref().unwrap();
+    let labels = template.labels.as_ref().unwrap();
+    assert_eq!((labels["team"].as_str(), labels["app"].as_str()), ("gpu", "nvidia-driver-daemonset"));
+}

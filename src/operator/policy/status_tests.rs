@@ -1,0 +1,188 @@
+//! Readiness: one world in which all is well, and one thing wrong with it at a time.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crds::{
+    WorkloadMode,
+    conditions::Verdict,
+    labels,
+    v1::{ClusterPolicy, ClusterPolicySpec, PolicyState},
+    v1alpha1::{AgentStatus, GPUNode, GPUNodeSpec, GPUNodeStatus, GPUStatus, OperatorStatus},
+};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus},
+        core::v1::{PodSpec, PodTemplateSpec},
+    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+
+use super::{
+    build::Operands,
+    status::{ERROR, Facts, READY, images_not_used, judge, policy_status},
+    validate::Problem,
+};
+
+struct World {
+    problems: Vec<Problem>,
+    driver: DaemonSet,
+    node: GPUNode,
+    labels: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl World {
+    /// One container node whose driver runs.
+    fn well() -> Self {
+        let gate = format!("{}driver", labels::DEPLOY_PREFIX);
+        let gated = |value: &str| [(gate.clone(), value.to_owned())].into();
+        let driver = DaemonSet {
+            metadata: ObjectMeta {
+                name: Some("nvidia-driver-daemonset".to_owned()),
+                generation: Some(2),
+                ..ObjectMeta::default()
+            },
+            spec: Some(DaemonSetSpec {
+                template: PodTemplateSpec {
+                    spec: Some(PodSpec { node_selector: Some(gated("true")), ..PodSpec::default() }),
+                    ..PodTemplateSpec::default()
+                },
+                ..DaemonSetSpec::default()
+            }),
+            status: Some(DaemonSetStatus {
+                desired_number_scheduled: 1,
+                updated_number_scheduled: Some(1),
+                number_ready: 1,
+                observed_generation: Some(2),
+                ..DaemonSetStatus::default()
+            }),
+        };
+        let mut node = GPUNode::new("n1", GPUNodeSpec::default());
+        node.status = Some(GPUNodeStatus {
+            agent: Some(AgentStatus { gpus: vec![GPUStatus::default()], ..AgentStatus::default() }),
+            operator: Some(OperatorStatus {
+                desired: Some(WorkloadMode::Container),
+                ready: "True".to_owned(),
+                ..OperatorStatus::default()
+            }),
+        });
+        Self { problems: Vec::new(), driver, node, labels: [("n1".to_owned(), gated("true"))].into() }
+    }
+
+    fn verdict(&self) -> Verdict {
+        let wanted = Operands { config_maps: Vec::new(), daemon_sets: vec![self.driver.clone()] };
+        let live = [Arc::new(self.driver.clone())];
+        let nodes = [self.node.clone()];
+        let facts = Facts {
+            problems: &self.problems,
+            wanted: &wanted,
+            live: &live,
+            gpu_nodes: &nodes,
+            node_labels: &self.labels,
+        };
+        judge(&facts).verdict
+    }
+
+    fn driver_status(&mut self) -> &mut DaemonSetStatus {
+        self.driver.status.as_mut().unwrap()
+    }
+
+    fn operator(&mut self) -> &mut OperatorStatus {
+        self.node.status.as_mut().unwrap().operator.as_mut().unwrap()
+    }
+}
+
+fn not_ready(world: &World) -> Verdict {
+    let verdict = world.verdict();
+    assert!(!verdict.holds, "ready although: {}", verdict.message);
+    verdict
+}
+
+#[test]
+fn all_is_well() {
+    assert_eq!(World::well().verdict(), Verdict::yes(READY, "Reconciled", "1 GPU node(s) serve their modes"));
+}
+
+#[test]
+fn a_pod_that_is_not_ready_counts() {
+    let mut world = World::well();
+    world.driver_status().number_ready = 0;
+    assert_eq!(not_ready(&world).reason, "OperandNotReady");
+}
+
+#[test]
+fn a_pod_of_an_old_revision_counts() {
+    let mut world = World::well();
+    world.driver_status().updated_number_scheduled = Some(0);
+    assert_eq!(not_ready(&world).reason, "OperandNotReady");
+}
+
+#[test]
+fn a_status_of_an_old_generation_says_nothing() {
+    let mut world = World::well();
+    world.driver_status().observed_generation = Some(1);
+    assert!(not_ready(&world).message.contains("rolled out"));
+}
+
+#[test]
+fn nothing_scheduled_is_not_the_same_as_nothing_asked_for() {
+    let mut world = World::well();
+    *world.driver_status() = DaemonSetStatus {
+        observed_generation: Some(2),
+        updated_number_scheduled: Some(0),
+        ..DaemonSetStatus::default()
+    };
+    assert!(not_ready(&world).message.contains("modes of 1 ask for it"));
+    world.labels.clear();
+    assert!(world.verdict().holds, "no node asks for the driver");
+}
+
+#[test]
+fn a_node_that_does_not_serve_its_mode_gives_its_reason() {
+    let mut world = World::well();
+    let operator = world.operator();
+    "False".clone_into(&mut operator.ready);
+    "GPU 0000:01:00.0 is held".clone_into(&mut operator.message);
+    let verdict = not_ready(&world);
+    assert_eq!((verdict.reason, verdict.message.as_str()), ("GPUNodeNotReady", "node n1: GPU 0000:01:00.0 is held"));
+}
+
+#[test]
+fn a_node_that_nobody_has_judged_counts() {
+    let mut world = World::well();
+    world.node.status.as_mut().unwrap().operator = None;
+    assert_eq!(not_ready(&world).reason, "GPUNodeNotReady");
+}
+
+#[test]
+fn a_problem_comes_first() {
+    let mut world = World::well();
+    world.problems = vec![Problem { reason: "InvalidImage", message: "spec.driver: no image".to_owned() }];
+    assert_eq!(not_ready(&world).reason, "InvalidImage");
+}
+
+#[test]
+fn a_cluster_without_gpus_is_ready_and_says_so() {
+    let mut world = World::well();
+    world.node.status.as_mut().unwrap().agent.as_mut().unwrap().gpus.clear();
+    assert_eq!(world.verdict().reason, "NoGPUNodes");
+}
+
+#[test]
+fn the_error_condition_is_the_peers_mirror_of_ready() {
+    let policy = ClusterPolicy::new("p", ClusterPolicySpec::default());
+    let now = Time(Timestamp::now());
+    let verdict = Verdict::no(READY, "InvalidImage", "spec.driver");
+    let status = policy_status(&policy, "gpuvirt", PolicyState::NotReady, vec![verdict], &now);
+    let error = status.conditions.iter().find(|c| c.type_ == ERROR).unwrap();
+    assert_eq!((error.status.as_str(), error.message.as_str()), ("True", "spec.driver"));
+}
+
+#[test]
+fn images_that_nobody_runs_are_named() {
+    let mut policy = ClusterPolicy::new("p", ClusterPolicySpec::default());
+    assert!(!images_not_used(&policy).holds);
+    policy.spec.vfio_manager.component.container.image.image = Some("k8s-driver-manager".to_owned());
+    let verdict = images_not_used(&policy);
+    assert!(verdict.holds && verdict.message.contains("vfioManager"), "{}", verdict.message);
+}
