@@ -12,6 +12,8 @@
 mod desired;
 pub mod device_plugin;
 mod holders;
+mod metrics;
+mod patience;
 mod pod_resources;
 mod readable;
 mod report;
@@ -34,7 +36,6 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     runtime::{WatchStreamExt, watcher::watch_object},
 };
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until},
@@ -45,6 +46,7 @@ use self::{
     desired::Desired,
     device_plugin::{DevicePlugins, Offer},
     holders::HolderEnds,
+    metrics::Metrics,
     pod_resources::Allocations,
     report::Reporter,
     vfio_manager::{Observation, VfioManager, Wish},
@@ -93,6 +95,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A pod opens its device some time after it was given it; these looks see it.
 const AFTER_ALLOCATION: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(30)];
 const RETRY: Duration = Duration::from_secs(5);
+/// See [`only_allocated`].
+const ALLOCATION_POLL: Duration = Duration::from_secs(2);
 
 /// Runs until shutdown, or until something ends that the agent cannot be without.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
@@ -148,14 +152,6 @@ struct Agent {
     told: BTreeMap<PciAddress, String>,
 }
 
-#[derive(Clone, Default)]
-struct Metrics {
-    gpus: Gauge,
-    in_use: Gauge,
-    round_milliseconds: Gauge,
-    work_milliseconds: Gauge,
-}
-
 impl Agent {
     fn new(
         client: Client,
@@ -168,22 +164,7 @@ impl Agent {
         let manager = VfioManager::open(&config.host_root, helper)?;
         let allocated = Arc::new(Notify::new());
         let plugins = plugins(config, allocated.clone(), shutdown)?;
-        let metrics = telemetry.register(|registry| {
-            let metrics = Metrics::default();
-            registry.register("gpuvirt_gpus", "GPUs on this node", metrics.gpus.clone());
-            registry.register("gpuvirt_gpus_in_use", "GPUs that a process has open", metrics.in_use.clone());
-            registry.register(
-                "gpuvirt_round_milliseconds",
-                "Duration of the last look at the host, work included",
-                metrics.round_milliseconds.clone(),
-            );
-            registry.register(
-                "gpuvirt_mode_change_milliseconds",
-                "Duration of the last change of drivers",
-                metrics.work_milliseconds.clone(),
-            );
-            metrics
-        });
+        let metrics = telemetry.register(Metrics::register);
         Ok(Self {
             manager: Some(manager),
             plugins,
@@ -203,10 +184,11 @@ impl Agent {
 
     async fn run(mut self, mut node: watch::Receiver<Known>, shutdown: Shutdown) -> Result<(), Error> {
         let mut states = self.plugins.subscribe();
-        let silent_since = Instant::now();
-        let mut looks: Vec<Instant> = vec![Instant::now()];
+        let started = Instant::now();
+        // When to look although nothing has happened.
+        let mut looks = vec![started];
         loop {
-            let next = looks.iter().min().copied().unwrap_or_else(|| Instant::now() + self.resync);
+            let next = looks.iter().min().copied().unwrap_or(started);
             tokio::select! {
                 () = shutdown.begun() => break,
                 changed = node.changed() => if changed.is_err() { return Err(Error::Worker) },
@@ -218,19 +200,15 @@ impl Agent {
                 }
                 () = sleep_until(next) => {}
             }
-            let now = Instant::now();
-            looks.retain(|look| *look > now);
             let known = node.borrow_and_update().clone();
             states.borrow_and_update();
-            let wish = self.wish(known.as_ref(), silent_since);
-            let reported = self.round(known, wish).await?;
-            looks.push(match reported {
-                Reported::Yes => now + self.resync,
-                Reported::TryAgain => now + RETRY,
-            });
-            if known_nothing(&node) {
-                looks.push(silent_since + PATIENCE);
-                looks.retain(|look| *look > Instant::now());
+            let wish = self.wish(known.as_ref(), started);
+            let silent = known.is_none();
+            let now = Instant::now();
+            looks.retain(|look| *look > now);
+            looks.push(self.round(known, wish).await?);
+            if silent && started + PATIENCE > now {
+                looks.push(started + PATIENCE);
             }
         }
         self.plugins.stop().await;
@@ -238,7 +216,7 @@ impl Agent {
     }
 
     /// The order in force. While the API server has said nothing since the start: none at first, then the last one.
-    fn wish(&mut self, known: Option<&Option<GPUNode>>, silent_since: Instant) -> Wish {
+    fn wish(&mut self, known: Option<&Option<GPUNode>>, started: Instant) -> Wish {
         match known {
             Some(Some(gpu_node)) => {
                 if let Err(error) = self.desired.keep(&gpu_node.spec) {
@@ -247,7 +225,7 @@ impl Agent {
                 Wish { spec: gpu_node.spec.clone() }
             }
             Some(None) => Wish::default(),
-            None if silent_since.elapsed() < PATIENCE => Wish::default(),
+            None if started.elapsed() < PATIENCE => Wish::default(),
             None => match self.desired.read() {
                 Ok(Some(spec)) => {
                     tracing::warn!("API server is away: following the last order");
@@ -262,14 +240,15 @@ impl Agent {
         }
     }
 
-    async fn round(&mut self, known: Known, wish: Wish) -> Result<Reported, Error> {
+    /// One look and what follows from it. Returns when the next one is due at the latest.
+    async fn round(&mut self, known: Known, wish: Wish) -> Result<Instant, Error> {
         // What is withdrawn is withdrawn before anything else happens.
         if wish.spec.advertise == Advertise::Withdrawn && known.is_some() {
             self.plugins.offer(Offer::new());
         }
         let began = Instant::now();
         let observation = self.look(wish.clone()).await?;
-        self.measure(&observation, began.elapsed());
+        self.metrics.measure(&observation, began.elapsed());
         let offer = translate::offer(&wish, &observation);
         // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
@@ -287,13 +266,18 @@ impl Agent {
             None => Ok(()),
         };
         self.telemetry.set_ready();
-        Ok(match reported {
-            Ok(()) => Reported::Yes,
-            Err(error) => {
-                tracing::warn!(error = crate::chain(&error), "not reported, trying again; GPUs stay as they are");
-                Reported::TryAgain
-            }
-        })
+        let mut next = Instant::now() + self.resync;
+        if let Err(error) = reported {
+            tracing::warn!(error = crate::chain(&error), "not reported, trying again; GPUs stay as they are");
+            next = next.min(Instant::now() + RETRY);
+        }
+        if let Some(again) = observation.again {
+            next = next.min(again.into());
+        }
+        if only_allocated(&observation) {
+            next = next.min(Instant::now() + ALLOCATION_POLL);
+        }
+        Ok(next)
     }
 
     /// The host is worked on by one thread at a time: the manager moves there and back.
@@ -354,26 +338,11 @@ impl Agent {
             }
         }
     }
-
-    fn measure(&self, observation: &Observation, took: Duration) {
-        let milliseconds = |d: Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.metrics.gpus.set(count(observation.inventory.gpus().len()));
-        self.metrics.in_use.set(count(observation.holders.values().filter(|holders| !holders.is_empty()).count()));
-        self.metrics.round_milliseconds.set(milliseconds(took));
-        if let Some(worked) = observation.worked {
-            self.metrics.work_milliseconds.set(milliseconds(worked));
-        }
-    }
 }
 
-enum Reported {
-    Yes,
-    TryAgain,
-}
-
-fn known_nothing(node: &watch::Receiver<Known>) -> bool {
-    node.borrow().is_none()
+/// A GPU that a pod has and no process holds: the kubelet tells nobody when the pod is gone.
+fn only_allocated(observation: &Observation) -> bool {
+    observation.holders.values().any(|holders| holders.iter().all(|holder| holder.pid == 0))
 }
 
 /// Agents of a cluster that started together do not look together. Up to a tenth later, by the node's name.

@@ -11,11 +11,11 @@ use crds::{
     v1alpha1::{AgentFunction, GPUNodeSpec, Refusal},
 };
 use vfio::{
-    Binding, Holder, Inventory, Journal, LinuxKernel, PciAddress, Root, World, deviations, execute, holders,
+    Binding, Holder, Inventory, Journal, LinuxKernel, PciAddress, Plan, Root, World, deviations, execute, holders,
     observe_except, plan,
 };
 
-use super::{pod_resources::Allocations, translate};
+use super::{patience::Patience, pod_resources::Allocations, translate};
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,6 +52,8 @@ pub struct Observation {
     pub complaints: Vec<String>,
     /// Time that executing took, if anything was executed.
     pub worked: Option<Duration>,
+    /// When failed work is due again.
+    pub again: Option<Instant>,
 }
 
 pub struct VfioManager {
@@ -60,6 +62,7 @@ pub struct VfioManager {
     journal: Journal,
     /// What pods have, as of this round.
     allocations: Allocations,
+    patience: Patience,
     complaints: Vec<String>,
 }
 
@@ -86,7 +89,7 @@ impl VfioManager {
             other => other?,
         };
         let kernel = LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE);
-        Ok(Self { root, kernel, journal, allocations: Allocations::new(), complaints })
+        Ok(Self { root, kernel, journal, allocations: Allocations::new(), patience: Patience::default(), complaints })
     }
 
     /// One round. Nothing that goes wrong with one GPU keeps another from being served.
@@ -122,7 +125,16 @@ impl VfioManager {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
         let obstacles = self.obstacles(&inventory, wish);
-        Observation { inventory, holders: held, refusals, obstacles, plan, complaints, worked }
+        Observation {
+            inventory,
+            holders: held,
+            refusals,
+            obstacles,
+            plan,
+            complaints,
+            worked,
+            again: self.patience.next(),
+        }
     }
 
     fn look(&self) -> (Inventory, BTreeMap<PciAddress, Vec<Holder>>) {
@@ -149,14 +161,29 @@ impl VfioManager {
         let world = World { inventory, holders: held, journal: &self.journal, wanted };
         let plan = plan(&world, gpu, binding).map_err(|refusal| translate::refusal(&refusal))?;
         if plan.steps.is_empty() {
+            self.patience.succeeded(gpu);
             return Ok(Done { steps: Vec::new(), took: None });
         }
         if !wish.has(AgentFunction::VfioManager) {
             return Err(switched_off(gpu));
         }
+        if let Some(refusal) = self.patience.too_early(gpu, binding, Instant::now()) {
+            return Err(refusal.clone());
+        }
         self.journal.admit_epoch(wish.spec.epoch).map_err(|error| translate::failure("StaleOrder", &error))?;
+        let done = self.act(&plan, binding);
+        match &done {
+            Ok(_) => self.patience.succeeded(gpu),
+            Err(refusal) => self.patience.failed(gpu, binding, refusal.clone(), Instant::now()),
+        }
+        done
+    }
+
+    /// Executes, and believes only a new look.
+    fn act(&mut self, plan: &Plan, binding: Binding) -> Result<Done, Refusal> {
+        let gpu = plan.gpu;
         let began = Instant::now();
-        execute(&plan, &mut self.kernel, &mut self.journal).map_err(|error| translate::execution(&error))?;
+        execute(plan, &mut self.kernel, &mut self.journal).map_err(|error| translate::execution(&error))?;
         let took = began.elapsed();
         let (now, _) = self.look();
         let still = deviations(&now, gpu, binding);
@@ -170,7 +197,7 @@ impl VfioManager {
                 ),
             });
         }
-        tracing::info!(%gpu, %mode, milliseconds = took.as_millis(), "mode reached");
+        tracing::info!(%gpu, ?binding, milliseconds = took.as_millis(), "binding reached");
         let steps = plan.steps.iter().map(|step| format!("{gpu}: {step}")).collect();
         Ok(Done { steps, took: Some(took) })
     }

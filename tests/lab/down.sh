@@ -6,10 +6,12 @@ read -r pid since 2>/dev/null <"$STATE/pids/vm" || pid=
 running() { [ -n "$pid" ] && [ "$(started "$pid")" = "$since" ]; }
 how="was not running"
 if running; then
-	how="shut down"
-	timeout 5 bash -c '. "$0"; guest poweroff' "$LAB/common.sh" "$STATE" >/dev/null 2>&1 || true
-	for _ in $(seq 200); do running || break; sleep .1; done
-	! running || how="killed"
+	how="killed"
+	# Still booting, or hung: no shell answers, and there is nothing in it to be kept.
+	if timeout 5 bash -c '. "$0"; guest poweroff' "$LAB/common.sh" "$STATE" >/dev/null 2>&1; then
+		for _ in $(seq 200); do running || break; sleep .1; done
+		running || how="shut down"
+	fi
 fi
 stop vm
 ip link del "$(cat "$STATE/tap")" 2>/dev/null || true

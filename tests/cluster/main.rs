@@ -1,0 +1,17 @@
+//! The ring on a real API server: real controllers and scheduler, the chart's RBAC and admission policy, the product as
+//! processes. Agents and kubelets are played, except in `kubelet`, where this host is a real node.
+//!
+//! `cargo test --test cluster`; needs the tools of tests/cluster/build.sh, and root for the node.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod access;
+mod kubelet;
+mod labels;
+mod leadership;
+mod modes;
+mod policy;
+mod schema;
+mod teardown;
+mod uninstall;

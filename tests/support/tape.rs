@@ -1,0 +1,74 @@
+//! Every state that objects of a kind go through, in the order of writing: resource versions of one etcd count on
+//! across kinds.
+
+use std::{
+    fmt::Debug,
+    sync::{Arc, Mutex},
+};
+
+use futures::StreamExt;
+use kube::{
+    Api, Resource, ResourceExt,
+    runtime::watcher::{self, Event, watcher},
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use super::Background;
+
+#[derive(Clone, Debug)]
+pub enum Written<K> {
+    Is(K),
+    Gone(K),
+}
+
+pub struct Tape<K> {
+    seen: Arc<Mutex<Vec<(u64, Written<K>)>>>,
+    _task: Background,
+}
+
+impl<K> Tape<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    /// Runs from now on.
+    pub async fn start(api: Api<K>, config: watcher::Config) -> Self {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (ready, mut is_ready) = watch::channel(false);
+        let tape = seen.clone();
+        let task = async move {
+            let mut events = watcher(api, config).boxed();
+            while let Some(event) = events.next().await {
+                let event = event.expect("a tape should not break");
+                let mut tape = tape.lock().expect("the tape's lock should not be poisoned");
+                match event {
+                    Event::Apply(object) | Event::InitApply(object) => {
+                        tape.push((version(&object), Written::Is(object)));
+                    }
+                    Event::Delete(object) => tape.push((version(&object), Written::Gone(object))),
+                    Event::InitDone => drop(ready.send_replace(true)),
+                    Event::Init => {}
+                }
+            }
+        };
+        let task = Background(tokio::spawn(task));
+        is_ready.wait_for(|ready| *ready).await.expect("a tape should begin");
+        Self { seen, _task: task }
+    }
+
+    /// When the first state after `since` was written of which this is true.
+    pub fn first(&self, since: u64, what: &str, is: impl Fn(&Written<K>) -> bool) -> u64 {
+        let seen = self.seen.lock().expect("the tape's lock should not be poisoned");
+        let found = seen.iter().find(|(at, written)| *at > since && is(written)).map(|(at, _)| *at);
+        found.unwrap_or_else(|| panic!("never on the tape after {since}: {what}"))
+    }
+
+    /// Whether it was true of any state.
+    pub fn ever(&self, since: u64, is: impl Fn(&Written<K>) -> bool) -> bool {
+        self.seen.lock().expect("the tape's lock should not be poisoned").iter().any(|(at, w)| *at > since && is(w))
+    }
+}
+
+pub fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).expect("a resource version should be a number")
+}
