@@ -97,21 +97,34 @@ workload() {
 	kubectl logs vm | sed 's/^/   /'
 }
 no_workload() { kubectl delete pod vm --timeout=60s >/dev/null; }
+agent_steps() { kubectl -n gpuvirt logs daemonset/gpuvirt-agent --tail=-1 | sed -n 's/.*mode reached.*milliseconds=\([0-9]*\).*/\1/p'; } # one line a GPU that changed
+flip() { # to_vm|to_container: sets TOOK and AGENT, its own part of it, in milliseconds
+	local from before
+	before=$(agent_steps | wc -l)
+	from=$(milliseconds)
+	"$1"
+	TOOK=$(($(milliseconds) - from))
+	AGENT=$(agent_steps | tail -n "+$((before + 1))" | awk '{sum += $1} END {print sum + 0}')
+}
+flip_once() { flip "$1" && echo "   of which the agent's own part, for all GPUs: $AGENT ms"; }
 flips() {
-	local to from i
+	local to i
 	rm -f "$STATE"/flips-*
 	for i in $(seq "$FLIPS"); do
 		for to in to_vm to_container; do
-			from=$(milliseconds)
-			$to
-			echo $(($(milliseconds) - from)) >>"$STATE/flips-$to"
-			echo "   flip $i $to: $(as_seconds "$(tail -n 1 "$STATE/flips-$to")")"
+			flip $to
+			echo "   flip $i $to: $(as_seconds "$TOOK"), agent $AGENT ms"
+			echo "$TOOK" >>"$STATE/flips-$to"
+			echo "$AGENT" >>"$STATE/flips-$to-agent"
 		done
 	done
 	for to in to_vm to_container; do
-		sort -n "$STATE/flips-$to" >"$STATE/flips-sorted"
-		echo "   $to, $FLIPS flips: median $(as_seconds "$(sed -n "$(((FLIPS + 1) / 2))p" "$STATE/flips-sorted")"), worst $(as_seconds "$(tail -n 1 "$STATE/flips-sorted")")"
+		echo "   $to, $FLIPS flips: $(median_and_worst "$STATE/flips-$to"); agent's own part: $(median_and_worst "$STATE/flips-$to-agent")"
 	done
+}
+median_and_worst() {
+	sort -n "$1" >"$1.sorted"
+	echo "median $(sed -n "$((($(wc -l <"$1") + 1) / 2))p" "$1.sorted") ms, worst $(tail -n 1 "$1.sorted") ms"
 }
 memory() {
 	guest 'for p in /proc/[0-9]*; do
@@ -129,11 +142,11 @@ step "start: a control plane on this machine, and a node with IOMMU and GPUs in 
 step "helm install --wait" install
 step "the node's driver pod loads: mode container" reached container nvidia
 show
-step "kubectl label node/$NODE $LABEL=vm-passthrough, until $T4 can be requested" to_vm
+step "kubectl label node/$NODE $LABEL=vm-passthrough, until $T4 can be requested" flip_once to_vm
 show
 step "a pod requests one $T4" workload
 step "the pod goes" no_workload
-step "kubectl label node/$NODE $LABEL=container, until the driver has the GPUs back" to_container
+step "kubectl label node/$NODE $LABEL=container, until the driver has the GPUs back" flip_once to_container
 show
 [ "${FLIPS:-0}" = 0 ] || step "$FLIPS more flips each way" flips
 step "memory" memory

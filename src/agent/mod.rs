@@ -20,6 +20,7 @@ mod report;
 mod translate;
 mod uevent;
 pub mod vfio_manager;
+mod wish;
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +50,8 @@ use self::{
     metrics::Metrics,
     pod_resources::Allocations,
     report::Reporter,
-    vfio_manager::{Observation, VfioManager, Wish},
+    vfio_manager::{Observation, VfioManager},
+    wish::Wish,
 };
 use crate::{
     cluster::events::{Events, Notice},

@@ -15,7 +15,8 @@ use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviati
 
 use super::{
     device_plugin::{Device, Health, Offer, ResourceName, States, names},
-    vfio_manager::{Observation, Wish},
+    vfio_manager::Observation,
+    wish::Wish,
 };
 
 pub fn refusal(refusal: &vfio::Refusal) -> Refusal {

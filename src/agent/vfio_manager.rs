@@ -8,36 +8,23 @@ use std::{
 
 use crds::{
     WorkloadMode,
-    v1alpha1::{AgentFunction, GPUNodeSpec, Refusal},
+    v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
-    Binding, Holder, Inventory, Journal, LinuxKernel, PciAddress, Plan, Root, World, deviations, execute, holders,
-    observe_except, plan,
+    Binding, Holder, Inventory, Journal, Kernel, KernelError, LinuxKernel, PciAddress, Plan, Root, World, deviations,
+    execute, holders, observe_except, plan,
 };
 
-use super::{patience::Patience, pod_resources::Allocations, translate};
+use super::{
+    patience::Patience,
+    pod_resources::Allocations,
+    translate,
+    wish::{Wish, addresses, binding, switched_off, wanted},
+};
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 const JOURNAL: &str = "/run/gpuvirt/journal";
-
-/// What is asked of the host.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wish {
-    pub spec: GPUNodeSpec,
-}
-
-impl Wish {
-    /// The mode of one GPU, if one is asked for.
-    pub fn mode(&self, gpu: PciAddress) -> Option<WorkloadMode> {
-        let address = gpu.to_string();
-        self.spec.gpus.iter().find(|own| own.address == address).map(|own| own.mode).or(self.spec.mode)
-    }
-
-    pub fn has(&self, function: AgentFunction) -> bool {
-        !self.spec.disabled.contains(&function)
-    }
-}
 
 /// The host after the work, and why any of it was not done.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +37,7 @@ pub struct Observation {
     pub plan: Vec<String>,
     /// What is wrong with our own books.
     pub complaints: Vec<String>,
-    /// Time that executing took, if anything was executed.
+    /// Time from the first look to the last, if anything was executed in between.
     pub worked: Option<Duration>,
     /// When failed work is due again.
     pub again: Option<Instant>,
@@ -99,70 +86,102 @@ impl VfioManager {
         self.allocations = allocations;
         let mut complaints = self.complaints.clone();
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
-        let (mut inventory, mut held) = self.look();
-        note(&mut complaints, self.journal.adopt(&inventory).map(drop));
-        let mut refusals = BTreeMap::new();
-        let mut plan = Vec::new();
-        let wanted = wanted(&inventory, wish);
-        let mut worked = None;
-        for gpu in addresses(&inventory) {
-            let Some(mode) = wish.mode(gpu) else { continue };
-            match self.bring(&inventory, &held, &wanted, wish, gpu, mode) {
-                Ok(Done { steps, took: None }) => plan.extend(steps),
-                Ok(Done { steps, took: Some(took) }) => {
-                    plan.extend(steps);
-                    worked = Some(worked.unwrap_or_default() + took);
-                    (inventory, held) = self.look();
-                }
-                Err(refusal) => {
-                    tracing::warn!(%gpu, %mode, reason = refusal.reason, "{}", refusal.message);
-                    refusals.insert(gpu, refusal);
-                    (inventory, held) = self.look();
-                }
-            }
+        let mut view = self.look();
+        note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
+        let began = Instant::now();
+        let mut work = Work::default();
+        loop {
+            let Some(done) = self.pass(&view, wish, &mut work) else { break };
+            view = self.look();
+            self.verify(&view, &done, &mut work);
         }
-        for stale in self.journal.stale(&inventory) {
+        self.kernel.rest();
+        for stale in self.journal.stale(&view.inventory) {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
-        let obstacles = self.obstacles(&inventory, wish);
+        let obstacles = self.obstacles(&view.inventory, wish);
         Observation {
-            inventory,
-            holders: held,
-            refusals,
+            worked: (!work.steps.is_empty()).then(|| began.elapsed()),
+            inventory: view.inventory,
+            holders: view.held,
+            refusals: work.refusals,
             obstacles,
-            plan,
+            plan: work.steps,
             complaints,
-            worked,
             again: self.patience.next(),
         }
     }
 
-    fn look(&self) -> (Inventory, BTreeMap<PciAddress, Vec<Holder>>) {
+    /// What the kernel and the kubelet say now.
+    fn look(&self) -> View {
         let inventory = observe_except(&self.root, &self.journal.locked());
-        let mut held = holders(&self.root, &inventory);
-        for gpu in addresses(&inventory) {
+        let held = self.held(&inventory);
+        View { inventory, held }
+    }
+
+    fn held(&self, inventory: &Inventory) -> Held {
+        let mut held = holders(&self.root, inventory);
+        for gpu in addresses(inventory) {
             let pods = self.allocations.get(&gpu.to_string()).into_iter().flatten();
             held.entry(gpu).or_default().extend(pods.map(|pod| translate::allocation(pod)));
         }
         held.retain(|_, holders| !holders.is_empty());
-        (inventory, held)
+        held
     }
 
-    fn bring(
+    /// Does for each GPU what can be done from one look, and returns what is to be verified; `None` if nothing was
+    /// touched. A plan covers a whole group, so a second GPU of a group waits for the next look.
+    fn pass(&mut self, view: &View, wish: &Wish, work: &mut Work) -> Option<Vec<(PciAddress, Binding)>> {
+        let mut done = Vec::new();
+        let mut touched = BTreeSet::new();
+        let wanted = wanted(&view.inventory, wish);
+        for gpu in addresses(&view.inventory) {
+            let Some(mode) = wish.mode(gpu) else { continue };
+            let group = view.inventory.gpu(gpu).and_then(|gpu| gpu.group);
+            if work.tried.contains(&gpu) || (group.is_some() && touched.contains(&group)) {
+                continue;
+            }
+            let planned = binding(mode).and_then(|binding| {
+                let plan = self.plan(view, &wanted, wish, gpu, binding)?;
+                Ok((plan, binding))
+            });
+            match planned {
+                Ok((plan, _)) if plan.steps.is_empty() => self.patience.succeeded(gpu),
+                Ok((plan, binding)) => {
+                    work.tried.insert(gpu);
+                    touched.insert(group);
+                    work.steps.extend(plan.steps.iter().map(|step| format!("{gpu}: {step}")));
+                    match execute(&plan, &mut Awake(&mut self.kernel), &mut self.journal) {
+                        Ok(()) => done.push((gpu, binding)),
+                        Err(error) => self.failed(gpu, binding, translate::execution(&error), work),
+                    }
+                }
+                Err(refusal) => {
+                    work.tried.insert(gpu);
+                    tracing::warn!(%gpu, %mode, reason = refusal.reason, "{}", refusal.message);
+                    work.refusals.insert(gpu, refusal);
+                }
+            }
+        }
+        (!touched.is_empty()).then_some(done)
+    }
+
+    /// A plan that may be executed now, or why not. Holders are looked for anew right before anything is done.
+    fn plan(
         &mut self,
-        inventory: &Inventory,
-        held: &BTreeMap<PciAddress, Vec<Holder>>,
+        view: &View,
         wanted: &BTreeMap<PciAddress, Binding>,
         wish: &Wish,
         gpu: PciAddress,
-        mode: WorkloadMode,
-    ) -> Result<Done, Refusal> {
-        let binding = binding(mode)?;
-        let world = World { inventory, holders: held, journal: &self.journal, wanted };
-        let plan = plan(&world, gpu, binding).map_err(|refusal| translate::refusal(&refusal))?;
+        binding: Binding,
+    ) -> Result<Plan, Refusal> {
+        let from = |journal: &Journal, held: &Held| {
+            let world = World { inventory: &view.inventory, holders: held, journal, wanted };
+            plan(&world, gpu, binding).map_err(|refusal| translate::refusal(&refusal))
+        };
+        let plan = from(&self.journal, &view.held)?;
         if plan.steps.is_empty() {
-            self.patience.succeeded(gpu);
-            return Ok(Done { steps: Vec::new(), took: None });
+            return Ok(plan);
         }
         if !wish.has(AgentFunction::VfioManager) {
             return Err(switched_off(gpu));
@@ -171,35 +190,31 @@ impl VfioManager {
             return Err(refusal.clone());
         }
         self.journal.admit_epoch(wish.spec.epoch).map_err(|error| translate::failure("StaleOrder", &error))?;
-        let done = self.act(&plan, binding);
-        match &done {
-            Ok(_) => self.patience.succeeded(gpu),
-            Err(refusal) => self.patience.failed(gpu, binding, refusal.clone(), Instant::now()),
-        }
-        done
+        from(&self.journal, &self.held(&view.inventory))
     }
 
-    /// Executes, and believes only a new look.
-    fn act(&mut self, plan: &Plan, binding: Binding) -> Result<Done, Refusal> {
-        let gpu = plan.gpu;
-        let began = Instant::now();
-        execute(plan, &mut self.kernel, &mut self.journal).map_err(|error| translate::execution(&error))?;
-        let took = began.elapsed();
-        let (now, _) = self.look();
-        let still = deviations(&now, gpu, binding);
-        if !still.is_empty() {
+    /// Only a new look is believed.
+    fn verify(&mut self, now: &View, done: &[(PciAddress, Binding)], work: &mut Work) {
+        for (gpu, binding) in done {
+            let still = deviations(&now.inventory, *gpu, *binding);
+            if still.is_empty() {
+                tracing::info!(%gpu, ?binding, "reached");
+                self.patience.succeeded(*gpu);
+                continue;
+            }
             let differs: Vec<String> = still.iter().map(ToString::to_string).collect();
-            return Err(Refusal {
-                reason: "NotVerified".to_owned(),
-                message: format!(
-                    "every step was taken, and the kernel still shows: {}; see its log for {gpu}",
-                    differs.join("; ")
-                ),
-            });
+            let message = format!(
+                "every step was taken, and the kernel still shows: {}; see its log for {gpu}",
+                differs.join("; ")
+            );
+            self.failed(*gpu, *binding, Refusal { reason: "NotVerified".to_owned(), message }, work);
         }
-        tracing::info!(%gpu, ?binding, milliseconds = took.as_millis(), "binding reached");
-        let steps = plan.steps.iter().map(|step| format!("{gpu}: {step}")).collect();
-        Ok(Done { steps, took: Some(took) })
+    }
+
+    fn failed(&mut self, gpu: PciAddress, binding: Binding, refusal: Refusal, work: &mut Work) {
+        tracing::warn!(%gpu, ?binding, reason = refusal.reason, "{}", refusal.message);
+        self.patience.failed(gpu, binding, refusal.clone(), Instant::now());
+        work.refusals.insert(gpu, refusal);
     }
 
     /// What would stop each GPU on its way to each mode, holders aside.
@@ -232,38 +247,32 @@ impl VfioManager {
     }
 }
 
-struct Done {
+type Held = BTreeMap<PciAddress, Vec<Holder>>;
+
+/// One look.
+struct View {
+    inventory: Inventory,
+    held: Held,
+}
+
+/// What a round has done so far.
+#[derive(Default)]
+struct Work {
+    tried: BTreeSet<PciAddress>,
     steps: Vec<String>,
-    took: Option<Duration>,
+    refusals: BTreeMap<PciAddress, Refusal>,
 }
 
-fn addresses(inventory: &Inventory) -> impl Iterator<Item = PciAddress> + use<> {
-    let gpus: BTreeSet<PciAddress> = inventory.gpus().iter().map(|gpu| gpu.primary.address).collect();
-    gpus.into_iter()
-}
+/// The kernel's door, kept open between two plans of a round: the child behind it is started once.
+struct Awake<'a>(&'a mut LinuxKernel);
 
-fn wanted(inventory: &Inventory, wish: &Wish) -> BTreeMap<PciAddress, Binding> {
-    addresses(inventory).filter_map(|gpu| Some((gpu, binding(wish.mode(gpu)?).ok()?))).collect()
-}
-
-fn binding(mode: WorkloadMode) -> Result<Binding, Refusal> {
-    match mode {
-        WorkloadMode::Container => Ok(Binding::Host),
-        WorkloadMode::VmPassthrough => Ok(Binding::Vfio),
-        WorkloadMode::VmVgpu => Err(Refusal {
-            reason: "VGPUNotSupported".to_owned(),
-            message: "this version of gpuvirt makes no vGPUs: use container or vm-passthrough".to_owned(),
-        }),
+impl Kernel for Awake<'_> {
+    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
+        self.0.write(path, value)
     }
-}
 
-fn switched_off(gpu: PciAddress) -> Refusal {
-    Refusal {
-        reason: "VfioManagerDisabled".to_owned(),
-        message: format!(
-            "GPU {gpu} is left as it is: label {}vfio-manager=false switches binding off on this node; remove it",
-            crds::labels::DEPLOY_PREFIX
-        ),
+    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
+        self.0.load_module(name)
     }
 }
 

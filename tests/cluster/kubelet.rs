@@ -1,9 +1,6 @@
 //! The agent beside a real kubelet: this host is the node, its PCI devices are described.
 
-use std::{
-    path::Path,
-    sync::{Mutex, OnceLock},
-};
+use std::{path::Path, sync::OnceLock};
 
 use crds::{
     WorkloadMode,

@@ -1,6 +1,10 @@
 //! Tests take turns on one control plane, and each begins on a clean one.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{
+    panic::resume_unwind,
+    sync::{Mutex, OnceLock, PoisonError},
+    thread,
+};
 
 use crds::{
     labels,
@@ -25,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{NAMESPACE, cluster::Cluster, identity, machine, program::Program, wait};
+use super::{NAMESPACE, cluster::{Cluster, source}, identity, machine, program::Program, wait};
 
 /// Name of the Lease, as the chart's RBAC has it.
 pub const LEASE: &str = "gpuvirt-operator";
@@ -42,14 +46,27 @@ pub struct Turn {
     pub dir: TempDir,
 }
 
+/// A ClusterPolicy is large, and unoptimized futures hold several of them.
+const STACK: usize = 32 << 20;
+
 /// Runs a test when no other one runs.
-pub fn turn(test: impl AsyncFnOnce(&Turn)) {
+pub fn turn(test: impl AsyncFnOnce(&Turn) + Send) {
     let _mine = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime should be buildable").block_on(async {
-        let turn = Turn::begin().await;
-        test(&turn).await;
+    let run = || {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).thread_stack_size(STACK).enable_all().build();
+        runtime.expect("a runtime should be buildable").block_on(async {
+            let turn = Turn::begin().await;
+            test(&turn).await;
+        });
+    };
+    let failed = thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
+        thread.expect("a thread should be startable").join().err()
     });
+    if let Some(panic) = failed {
+        resume_unwind(panic);
+    }
 }
 
 impl Turn {
@@ -153,7 +170,8 @@ impl Turn {
         if spec.is_some_and(|spec| spec.x_kubernetes_preserve_unknown_fields != Some(true)) {
             return;
         }
-        let own = serde_json::to_value(ClusterPolicy::crd()).expect("a CRD should serialize");
+        let own = source("crds/generated/nvidia.com_clusterpolicies.yaml");
+        let own: serde_json::Value = serde_saphyr::from_str(&own).expect("the CRD should be YAML");
         let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
         let own = own.pointer(path).expect("the CRD should have a schema");
         self.patch_policy_schema(&json!([{"op": "replace", "path": path, "value": own}])).await;
