@@ -43,9 +43,10 @@ pub struct Observation {
     pub again: Option<Instant>,
 }
 
-pub struct VfioManager {
+/// `K`: the door to the kernel, a described machine's in tests.
+pub struct VfioManager<K = LinuxKernel> {
     root: Root,
-    kernel: LinuxKernel,
+    kernel: K,
     journal: Journal,
     /// What pods have, as of this round.
     allocations: Allocations,
@@ -64,6 +65,12 @@ pub enum Error {
 impl VfioManager {
     /// `helper`: the executable that serves `kernel-write`, i.e. this one.
     pub fn open(host_root: &Path, helper: PathBuf) -> Result<Self, Error> {
+        Self::with_kernel(host_root, LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE))
+    }
+}
+
+impl<K: Kernel> VfioManager<K> {
+    fn with_kernel(host_root: &Path, kernel: K) -> Result<Self, Error> {
         let root = Root::new(host_root).map_err(|source| Error::Root { root: host_root.to_owned(), source })?;
         let path = host_root.join(JOURNAL.trim_start_matches('/'));
         let mut complaints = Vec::new();
@@ -75,7 +82,6 @@ impl VfioManager {
             }
             other => other?,
         };
-        let kernel = LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE);
         Ok(Self { root, kernel, journal, allocations: Allocations::new(), patience: Patience::default(), complaints })
     }
 
@@ -264,9 +270,9 @@ struct Work {
 }
 
 /// The kernel's door, kept open between two plans of a round: the child behind it is started once.
-struct Awake<'a>(&'a mut LinuxKernel);
+struct Awake<'a, K>(&'a mut K);
 
-impl Kernel for Awake<'_> {
+impl<K: Kernel> Kernel for Awake<'_, K> {
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
         self.0.write(path, value)
     }
@@ -282,3 +288,7 @@ fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalE
         complaints.push(error.to_string());
     }
 }
+
+#[cfg(test)]
+#[path = "vfio_manager_tests.rs"]
+mod tests;

@@ -143,12 +143,13 @@ impl Held {
         i64::from(transitions(&self.lease))
     }
 
-    /// Renews until shutdown (`Ok`, the lease is given back) or until it is lost (`Err`: the process must exit).
-    pub async fn keep(mut self, shutdown: Shutdown) -> Result<(), Error> {
+    /// Renews until shutdown (`Ok`: stop writing, then [`release`](Self::release)) or until it is lost (`Err`: the process
+    /// must exit).
+    pub async fn keep(mut self, shutdown: &Shutdown) -> Result<Self, Error> {
         loop {
             tokio::select! {
                 () = sleep(RETRY) => {}
-                () = shutdown.begun() => return self.release().await,
+                () = shutdown.begun() => return Ok(self),
             }
             let late = boottime().saturating_sub(self.renewed);
             if late > RENEW_DEADLINE {
@@ -193,7 +194,8 @@ impl Held {
         Ok(())
     }
 
-    async fn release(mut self) -> Result<(), Error> {
+    /// Gives the lease back: whoever waits for it need not wait until it expires.
+    pub async fn release(mut self) -> Result<(), Error> {
         if let Some(spec) = &mut self.lease.spec {
             spec.holder_identity = Some(String::new());
         }

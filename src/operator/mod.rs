@@ -13,7 +13,7 @@ pub mod policy;
 pub mod uninstall;
 mod world;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, pin::pin, sync::Arc};
 
 use futures::future::join_all;
 use kube::Client;
@@ -70,16 +70,20 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         };
         leading.set(1);
         let epoch = held.epoch();
-        tokio::select! {
-            kept = held.keep(shutdown.clone()) => kept.map_err(Error::Lease),
-            () = lead(&client, config.clone(), epoch) => Ok(()),
-        }
+        let held = tokio::select! {
+            kept = held.keep(&shutdown) => kept?,
+            () = lead(&client, config.clone(), epoch) => return Ok(()),
+        };
+        // Nothing of ours writes any more, so the next holder may.
+        held.release().await.map_err(Error::Lease)
     };
+    let mut work = pin!(work);
     tokio::select! {
-        done = work => done,
+        done = &mut work => done,
         served = serve => match served {
             Ok(Err(source)) => Err(Error::Probes { listen: config.listen, source }),
-            Ok(Ok(())) | Err(_) => Ok(()),
+            // Probes end at once on shutdown; the lease is still to be given back.
+            Ok(Ok(())) | Err(_) => work.await,
         },
     }
 }

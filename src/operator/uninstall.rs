@@ -79,7 +79,11 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
     };
     match timeout(options.timeout, gone).await {
         Ok(()) => Ok(()),
-        Err(_elapsed) => Err(Error::Timeout { waited: options.timeout, waiting: reasons(&policies).await? }),
+        // It may have died since: then nobody is at it.
+        Err(_elapsed) => Err(match operator_dead(client, &options.namespace).await? {
+            Some(why) => Error::OperatorDead(why),
+            None => Error::Timeout { waited: options.timeout, waiting: reasons(&policies).await? },
+        }),
     }
 }
 

@@ -210,7 +210,10 @@ fn resources_stay_while_the_api_server_is_away() {
         allocatable(t, "8").await;
         machine.signal("kube-apiserver", Signal::STOP).expect("a signal should reach it");
         // The kubelet is born anew meanwhile, so that the agent has something to do without the API server.
-        let restarted = machine.stop_kubelet().and_then(|()| machine.start_kubelet());
+        let restarted = machine.stop_kubelet().and_then(|()| {
+            let _ = std::fs::remove_file(CHECKPOINT);
+            machine.start_kubelet()
+        });
         let kept = wait::eventually("the kubelet has them registered", async || registered().then_some(()));
         let kept = tokio::time::timeout(wait::PATIENCE / 2, kept).await;
         machine.signal("kube-apiserver", Signal::CONT).expect("a signal should reach it");
@@ -225,9 +228,11 @@ fn resources_stay_while_the_api_server_is_away() {
     });
 }
 
+const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
+
 /// What the kubelet itself has noted.
 fn registered() -> bool {
-    let noted = std::fs::read_to_string("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint");
+    let noted = std::fs::read_to_string(CHECKPOINT);
     let noted: Option<serde_json::Value> = noted.ok().and_then(|text| serde_json::from_str(&text).ok());
     let devices = noted.and_then(|noted| noted["Data"]["RegisteredDevices"][T4].as_array().map(Vec::len));
     devices == Some(8)

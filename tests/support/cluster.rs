@@ -60,6 +60,12 @@ impl Cluster {
         run(command.env("KUBECONFIG", kubeconfig))
     }
 
+    /// `kubectl` with these arguments, on this cluster. Its standard output.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        run(command(self.bin.join("kube"), std::iter::once(&"kubectl").chain(args))
+            .env("KUBECONFIG", self.kubeconfig()))
+    }
+
     /// The chart as it is, but nobody runs its Deployment and no ClusterPolicy comes with it: tests start the operator
     /// and make the policies.
     pub async fn install_chart(&self) -> Result<(), String> {

@@ -1,11 +1,6 @@
 //! This host as a real node of the cluster: containerd, kubelet and kube-proxy, by tests/cluster/node.sh.
 
-use std::{
-    ffi::OsString,
-    fs,
-    os::unix::ffi::OsStringExt,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, fs, os::unix::ffi::OsStringExt, path::PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -14,8 +9,10 @@ use super::cluster::{Cluster, command, run, script};
 /// Its name in the cluster; that of the lab's machine too.
 pub const NODE: &str = "node-1";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
-/// How long another ring may still be at its node.
-const OTHER_NODE_MS: &str = "120000";
+/// No other node is here, neither on the host nor of the lab.
+const FREE: &str = "! findmnt /var/lib/kubelet >/dev/null && [ ! -e /sys/class/net/vmnode0 ]";
+/// Seconds that another ring may still be at its node.
+const PATIENCE: &str = "120";
 
 /// Lives as long as the cluster.
 pub struct Machine<'a> {
@@ -26,15 +23,11 @@ pub struct Machine<'a> {
 impl<'a> Machine<'a> {
     /// Makes this host the node. There can be one on a machine: waits until another ring's has gone.
     pub fn start(cluster: &'a Cluster) -> Result<Self, String> {
-        let gone =
-            run(&mut command("findmnt", ["--poll=umount", "--first-only", "--timeout", OTHER_NODE_MS, KUBELET_DIR]));
-        if mounted() {
+        let free = format!("until {FREE}; do sleep 0.5; done");
+        if run(&mut command("timeout", [PATIENCE, "sh", "-c", &free])).is_err() {
             return Err(format!(
-                "another cluster has its node on this machine ({KUBELET_DIR} is mounted, {gone:?}): there can be one; wait for its end, or end it with tests/cluster/down.sh"
+                "another node is on this machine ({KUBELET_DIR} is mounted, or the lab's link vmnode0 is there), and there can be one: wait for its end, or end it with tests/cluster/down.sh or tests/lab/down.sh"
             ));
-        }
-        if Path::new("/sys/class/net/vmnode0").exists() {
-            return Err("the lab's node is on this machine (link vmnode0), and the kubelet ring needs the machine for itself: end the lab with tests/lab/down.sh".to_owned());
         }
         script("tests/cluster/node.sh", [cluster.state()], &[])?;
         let kubelet = arguments(&pid(cluster, "kubelet")?)?;
@@ -70,10 +63,6 @@ impl<'a> Machine<'a> {
         let all = [OsString::from("-c"), text.into(), state.into()].into_iter().chain(arguments.iter().cloned());
         run(&mut command("bash", all)).map(drop)
     }
-}
-
-fn mounted() -> bool {
-    run(&mut command("findmnt", [KUBELET_DIR])).is_ok()
 }
 
 fn pid(cluster: &Cluster, program: &str) -> Result<String, String> {

@@ -29,7 +29,13 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{NAMESPACE, cluster::{Cluster, source}, identity, machine, program::Program, wait};
+use super::{
+    NAMESPACE,
+    cluster::{Cluster, source},
+    identity, machine,
+    program::Program,
+    wait,
+};
 
 /// Name of the Lease, as the chart's RBAC has it.
 pub const LEASE: &str = "gpuvirt-operator";

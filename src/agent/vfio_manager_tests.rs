@@ -1,0 +1,143 @@
+//! Rounds on described machines: what a real kernel answers is the lab ring's.
+
+use crds::{
+    WorkloadMode,
+    v1alpha1::{AgentFunction, GPUNodeSpec},
+};
+use vfio::testing::{Fault, Machine, MemoryKernel};
+
+use super::*;
+
+struct Host {
+    machine: Machine,
+    manager: VfioManager<MemoryKernel>,
+}
+
+impl Host {
+    fn of(machine: &str) -> Self {
+        let machine = Machine::described(machine);
+        let manager = VfioManager::with_kernel(machine.path(), machine.kernel()).unwrap();
+        Self { machine, manager }
+    }
+
+    fn round(&mut self, wish: &Wish) -> Observation {
+        self.manager.round(wish, Allocations::new())
+    }
+}
+
+fn wish(mode: WorkloadMode) -> Wish {
+    Wish { spec: GPUNodeSpec { mode: Some(mode), epoch: 1, ..GPUNodeSpec::default() } }
+}
+
+fn drivers(observation: &Observation) -> Vec<&str> {
+    observation.inventory.gpus().iter().map(|gpu| gpu.primary.driver.as_deref().unwrap_or("none")).collect()
+}
+
+#[test]
+fn every_gpu_of_a_machine_is_brought_to_vfio_in_one_round_and_back_in_another() {
+    let mut host = Host::of("six-rtx-3090");
+    let before: Vec<String> = drivers(&host.round(&Wish::default())).iter().map(|d| (*d).to_owned()).collect();
+    let there = host.round(&wish(WorkloadMode::VmPassthrough));
+    assert_eq!(drivers(&there), ["vfio-pci"; 6]);
+    assert!(there.refusals.is_empty(), "{:?}", there.refusals);
+    let back = host.round(&wish(WorkloadMode::Container));
+    assert_eq!(drivers(&back), before);
+}
+
+#[test]
+fn without_an_order_nothing_is_touched() {
+    let mut host = Host::of("six-rtx-3090");
+    let observation = host.round(&Wish::default());
+    assert_eq!((observation.plan.len(), observation.worked), (0, None));
+    assert!(host.manager.kernel.writes.is_empty());
+}
+
+#[test]
+fn a_second_round_finds_nothing_to_do() {
+    let mut host = Host::of("six-rtx-3090");
+    host.round(&wish(WorkloadMode::VmPassthrough));
+    let writes = host.manager.kernel.writes.len();
+    assert_eq!(host.round(&wish(WorkloadMode::VmPassthrough)).plan, Vec::<String>::new());
+    assert_eq!(host.manager.kernel.writes.len(), writes);
+}
+
+#[test]
+fn a_gpu_that_a_pod_has_is_refused_and_the_others_are_served() {
+    let mut host = Host::of("six-rtx-3090");
+    let taken = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
+    let allocations: Allocations = [(taken.to_string(), vec!["vms/a".to_owned()])].into();
+    let observation = host.manager.round(&wish(WorkloadMode::VmPassthrough), allocations);
+    assert_eq!(observation.refusals.keys().collect::<Vec<_>>(), [&taken]);
+    assert!(observation.refusals[&taken].message.contains("vms/a"), "{}", observation.refusals[&taken].message);
+    assert_eq!(drivers(&observation)[1..], ["vfio-pci"; 5]);
+}
+
+#[test]
+fn one_gpu_that_fails_keeps_no_other_from_being_served_and_is_tried_later() {
+    let mut host = Host::of("six-rtx-3090");
+    let broken = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
+    let path = format!("/sys/bus/pci/devices/{broken}/driver_override");
+    host.manager.kernel.faults.insert(path.into(), Fault::Errno(5));
+    let observation = host.round(&wish(WorkloadMode::VmPassthrough));
+    assert_eq!(observation.refusals.keys().collect::<Vec<_>>(), [&broken]);
+    assert_eq!(drivers(&observation)[1..], ["vfio-pci"; 5]);
+    assert!(observation.again.is_some());
+    let writes = host.manager.kernel.writes.len();
+    assert!(host.round(&wish(WorkloadMode::VmPassthrough)).refusals.contains_key(&broken), "the reason stays");
+    assert_eq!(host.manager.kernel.writes.len(), writes, "too early for the next try");
+}
+
+#[test]
+fn an_order_of_an_older_epoch_is_refused() {
+    let mut host = Host::of("six-rtx-3090");
+    let mut newer = wish(WorkloadMode::VmPassthrough);
+    newer.spec.epoch = 5;
+    host.round(&newer);
+    let stale = host.round(&wish(WorkloadMode::Container));
+    assert!(stale.refusals.values().all(|refusal| refusal.reason == "StaleOrder"), "{:?}", stale.refusals);
+    assert_eq!(drivers(&stale), ["vfio-pci"; 6]);
+}
+
+#[test]
+fn a_switched_off_function_is_a_refusal_and_an_obstacle() {
+    let mut host = Host::of("six-rtx-3090");
+    let mut off = wish(WorkloadMode::VmPassthrough);
+    off.spec.disabled = vec![AgentFunction::VfioManager];
+    let observation = host.round(&off);
+    assert!(observation.refusals.values().all(|refusal| refusal.reason == "VfioManagerDisabled"));
+    let gpu = observation.inventory.gpus()[0].primary.address;
+    assert!(observation.obstacles.contains_key(&(gpu, WorkloadMode::VmPassthrough)));
+}
+
+#[test]
+fn the_mode_of_one_gpu_can_differ_from_the_nodes() {
+    let mut host = Host::of("six-rtx-3090");
+    let first = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
+    let mut mixed = wish(WorkloadMode::Container);
+    mixed.spec.gpus = vec![crds::v1alpha1::GPUMode { address: first.to_string(), mode: WorkloadMode::VmPassthrough }];
+    let observation = host.round(&mixed);
+    assert_eq!(drivers(&observation)[0], "vfio-pci");
+    assert!(!drivers(&observation)[1..].contains(&"vfio-pci"));
+}
+
+#[test]
+fn a_machine_without_an_iommu_says_so_before_anything_is_asked() {
+    let mut host = Host::of("six-rtx-3090");
+    host.machine.remove("/sys/kernel/iommu_groups");
+    for gpu in host.round(&Wish::default()).inventory.functions.keys() {
+        host.machine.remove(&format!("/sys/bus/pci/devices/{gpu}/iommu_group"));
+    }
+    let observation = host.round(&Wish::default());
+    let gpu = observation.inventory.gpus()[0].primary.address;
+    assert_eq!(observation.obstacles[&(gpu, WorkloadMode::VmPassthrough)].reason, "IommuOff");
+    assert!(!observation.obstacles.contains_key(&(gpu, WorkloadMode::Container)));
+}
+
+#[test]
+fn a_damaged_journal_is_reported_and_not_fatal() {
+    let machine = Machine::described("six-rtx-3090");
+    machine.write("/run/gpuvirt/journal", "{");
+    let mut manager = VfioManager::with_kernel(machine.path(), machine.kernel()).unwrap();
+    let observation = manager.round(&Wish::default(), Allocations::new());
+    assert!(observation.complaints.iter().any(|c| c.contains("/run/gpuvirt/journal")), "{:?}", observation.complaints);
+}

@@ -1,0 +1,13 @@
+//! The ring on a real kernel: a node with IOMMU groups and vfio-pci in QEMU, the chart as a user installs it, the release
+//! image in its pods. Devices say that they are GPUs; the product does not know that they are none.
+//!
+//! `cargo test --test lab`; needs root, the tools of tests/{cluster,lab}/build.sh, and the images (`make image`).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod agent;
+mod modes;
+mod node;
+mod pods;
+mod uninstall;
