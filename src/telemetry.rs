@@ -12,8 +12,6 @@ use axum::{Router, extract::State, http::StatusCode, routing::get};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tracing_subscriber::EnvFilter;
 
-use crate::shutdown::Shutdown;
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     #[default]
@@ -54,10 +52,16 @@ impl Telemetry {
         Ok(text)
     }
 
-    /// Serves until shutdown.
-    pub async fn serve(self, listen: SocketAddr, shutdown: Shutdown) -> std::io::Result<()> {
-        let listener = tokio::net::TcpListener::bind(listen).await?;
-        axum::serve(listener, self.router()).with_graceful_shutdown(async move { shutdown.begun().await }).await
+    /// Serves for as long as it is polled; returns only when it cannot.
+    pub async fn serve(self, listen: SocketAddr) -> std::io::Error {
+        let listener = match tokio::net::TcpListener::bind(listen).await {
+            Ok(listener) => listener,
+            Err(error) => return error,
+        };
+        match axum::serve(listener, self.router()).await {
+            Ok(()) => std::io::ErrorKind::UnexpectedEof.into(),
+            Err(error) => error,
+        }
     }
 
     fn router(self) -> Router {

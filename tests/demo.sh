@@ -16,7 +16,7 @@ down() { tests/cluster/down.sh "$STATE" && rm -rf "$STATE"; }
 [ "${1-}" != down ] || { down; exit; }
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
-as_seconds() { printf '%d.%d s' $(($1 / 1000)) $(($1 % 1000 / 100)); }
+as_seconds() { printf '%d.%02d s' $(($1 / 1000)) $(($1 % 1000 / 10)); }
 step() { # SENTENCE COMMAND...
 	local what=$1 from
 	from=$(milliseconds)
@@ -49,7 +49,8 @@ start() {
 	OUT=$GPUVIRT_LAB tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
 }
 install() {
-	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m >/dev/null
+	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m \
+		>/dev/null 2> >(grep -v level=INFO >&2) # it says that the chart's CRDs are links
 	kubectl wait --for=create "gpunode/$NODE" --timeout=60s >/dev/null
 }
 reached() { # MODE DRIVER: the operator says that the node serves it, the agent that the kernel shows it
@@ -74,6 +75,7 @@ drivers() { # what the kernel shows, for the GPUs and their companions
 }
 allocatable() { kubectl get "node/$NODE" -o jsonpath='{.status.allocatable}' | tr ',' '\n' | tr -d '{}"' | sed -n 's/^nvidia.com/   &/p'; }
 show() {
+	field clusterpolicy/cluster-policy '{.status.state}' ready
 	kubectl get clusterpolicy,gpunodes
 	echo
 	drivers
@@ -106,14 +108,14 @@ flip() { # to_vm|to_container: sets TOOK and AGENT, its own part of it, in milli
 	TOOK=$(($(milliseconds) - from))
 	AGENT=$(agent_steps | tail -n "+$((before + 1))" | awk '{sum += $1} END {print sum + 0}')
 }
-flip_once() { flip "$1" && echo "   of which the agent's own part, for all GPUs: $AGENT ms"; }
+flip_once() { flip "$1" && echo "   of which the agent's own part, for all GPUs: $(as_seconds "$AGENT")"; }
 flips() {
 	local to i
 	rm -f "$STATE"/flips-*
 	for i in $(seq "$FLIPS"); do
 		for to in to_vm to_container; do
 			flip $to
-			echo "   flip $i $to: $(as_seconds "$TOOK"), agent $AGENT ms"
+			echo "   flip $i $to: $(as_seconds "$TOOK"), agent $(as_seconds "$AGENT")"
 			echo "$TOOK" >>"$STATE/flips-$to"
 			echo "$AGENT" >>"$STATE/flips-$to-agent"
 		done
@@ -124,14 +126,15 @@ flips() {
 }
 median_and_worst() {
 	sort -n "$1" >"$1.sorted"
-	echo "median $(sed -n "$((($(wc -l <"$1") + 1) / 2))p" "$1.sorted") ms, worst $(tail -n 1 "$1.sorted") ms"
+	echo "median $(as_seconds "$(sed -n "$((($(wc -l <"$1") + 1) / 2))p" "$1.sorted")"), worst $(as_seconds "$(tail -n 1 "$1.sorted")")"
 }
 memory() {
 	guest 'for p in /proc/[0-9]*; do
-		case "$(tr "\0" " " <$p/cmdline 2>/dev/null)" in
-		/usr/bin/gpuvirt\ operator*|/usr/bin/gpuvirt\ agent*|gpuvirt\ operator*|gpuvirt\ agent*) echo "   $(tr "\0" " " <$p/cmdline | cut -d" " -f2): RSS $(sed -n "s/^VmRSS:[ \t]*//p" $p/status)" ;;
+		command=$(cat $p/cmdline 2>/dev/null | tr "\0" " ")
+		case $command in
+		/usr/bin/gpuvirt\ operator*|/usr/bin/gpuvirt\ agent*) echo "   $(echo $command | cut -d" " -f2): RSS $(sed -n "s/^VmRSS:[ \t]*//p" $p/status)" ;;
 		esac
-	done'
+	done'''
 }
 
 trap ended EXIT

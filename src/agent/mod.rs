@@ -104,7 +104,7 @@ const ALLOCATION_POLL: Duration = Duration::from_secs(2);
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let client = Client::try_default().await.map_err(Error::Client)?;
     let telemetry = Telemetry::default();
-    let serve = tokio::spawn(telemetry.clone().serve(config.listen, shutdown.clone()));
+    let serve = telemetry.clone().serve(config.listen);
     let due = Arc::new(Notify::new());
     let uevents = uevent::Uevents::open().map_err(Error::Uevents)?;
     let agent = Agent::new(client.clone(), &config, due.clone(), telemetry, &shutdown)?;
@@ -113,10 +113,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         ended = agent.run(node_rx, shutdown.clone()) => ended,
         error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         () = follow_gpu_node(client, &config.node, node_tx) => Err(Error::Worker),
-        served = serve => match served {
-            Ok(Err(source)) => Err(Error::Probes { listen: config.listen, source }),
-            Ok(Ok(())) | Err(_) => Ok(()),
-        },
+        source = serve => Err(Error::Probes { listen: config.listen, source }),
     }
 }
 

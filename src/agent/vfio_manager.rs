@@ -96,8 +96,7 @@ impl<K: Kernel> VfioManager<K> {
         note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
         let began = Instant::now();
         let mut work = Work::default();
-        loop {
-            let Some(done) = self.pass(&view, wish, &mut work) else { break };
+        while let Some(done) = self.pass(&view, wish, &mut work) {
             view = self.look();
             self.verify(&view, &done, &mut work);
         }

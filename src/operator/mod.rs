@@ -13,7 +13,7 @@ pub mod policy;
 pub mod uninstall;
 mod world;
 
-use std::{net::SocketAddr, pin::pin, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use futures::future::join_all;
 use kube::Client;
@@ -60,7 +60,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
         leading
     });
-    let serve = tokio::spawn(telemetry.clone().serve(config.listen, shutdown.clone()));
     // A replica that waits for the lease is healthy.
     telemetry.set_ready();
     let work = async {
@@ -77,14 +76,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
     };
-    let mut work = pin!(work);
     tokio::select! {
-        done = &mut work => done,
-        served = serve => match served {
-            Ok(Err(source)) => Err(Error::Probes { listen: config.listen, source }),
-            // Probes end at once on shutdown; the lease is still to be given back.
-            Ok(Ok(())) | Err(_) => work.await,
-        },
+        done = work => done,
+        source = telemetry.clone().serve(config.listen) => Err(Error::Probes { listen: config.listen, source }),
     }
 }
 

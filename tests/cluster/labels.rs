@@ -63,9 +63,9 @@ fn a_mode_label_has_no_effect_while_sandbox_workloads_are_off_and_says_how_to_tu
         until_deployed(t, "n1", &CONTAINER).await;
         let event = nodes::until_event(t, node.metadata.uid, "SandboxWorkloadsDisabled").await;
         assert_eq!(event.type_.as_deref(), Some("Warning"));
-        let note = event.message.expect("a note");
-        assert!(note.contains("n1") && note.contains("vm-passthrough"), "{note}");
-        assert!(note.contains("kubectl patch clusterpolicy cluster-policy"), "{note}");
+        let text = event.message.expect("a note");
+        assert!(text.contains("n1") && text.contains("vm-passthrough"), "{text}");
+        assert!(text.contains("kubectl patch clusterpolicy cluster-policy"), "{text}");
         agent
             .until(t, "a condition too", |n| label_condition(n).is_some_and(|c| c.reason == "SandboxWorkloadsDisabled"))
             .await;

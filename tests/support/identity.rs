@@ -1,4 +1,4 @@
-//! Who a program is: kubeconfigs with tokens of ServiceAccounts, as their pods would have them.
+//! Who a program is: kubeconfigs with tokens of service accounts, as their pods would have them.
 
 use std::{fs, path::PathBuf};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::turn::Turn;
 
-/// A kubeconfig for a ServiceAccount of the release. With a pod, its token says which node that pod is on.
+/// A kubeconfig for a service account of the release. With a pod, its token says which node that pod is on.
 pub async fn service_account(turn: &Turn, name: &str, pod: Option<&Pod>) -> PathBuf {
     let accounts: Api<ServiceAccount> = turn.ours();
     let bound = pod.map(|pod| BoundObjectReference {

@@ -26,8 +26,8 @@ pub struct Kubelets {
 impl Kubelets {
     /// Of all operand pods.
     pub fn start(turn: &Turn) -> Self {
-        let (hold, held) = watch::channel(false);
-        Self { hold, _task: Background(tokio::spawn(run(turn.ours(), held))) }
+        let (hold, ends) = watch::channel(false);
+        Self { hold, _task: Background(tokio::spawn(run(turn.ours(), ends))) }
     }
 
     /// From now on pods that are deleted take their time.

@@ -22,8 +22,11 @@ pub enum Written<K> {
     Gone(K),
 }
 
+/// With their resource versions.
+type States<K> = Vec<(u64, Written<K>)>;
+
 pub struct Tape<K> {
-    seen: Arc<Mutex<Vec<(u64, Written<K>)>>>,
+    seen: Arc<Mutex<States<K>>>,
     _task: Background,
 }
 

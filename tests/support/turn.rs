@@ -79,10 +79,10 @@ impl Turn {
     async fn begin() -> Self {
         let first = CLUSTER.get().is_none();
         let mut started = CLUSTER.get_or_init(Cluster::start).as_ref();
-        if let (true, Ok(cluster)) = (first, started) {
-            if let Err(error) = cluster.install_chart().await {
-                panic!("{error}");
-            }
+        if let (true, Ok(cluster)) = (first, started)
+            && let Err(error) = cluster.install_chart().await
+        {
+            panic!("{error}");
         }
         let cluster = match &mut started {
             Ok(cluster) => *cluster,
@@ -104,7 +104,7 @@ impl Turn {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// The operator as its pod would run: with the ServiceAccount's token and nothing more.
+    /// The operator as its pod would run: with the service account's token and nothing more.
     pub async fn operator(&self, pod: &str) -> Program {
         self.operator_logging(pod, "info").await
     }

@@ -26,10 +26,10 @@ where
             }
         }
     };
-    match timeout(PATIENCE, wanted).await {
-        Ok(object) => object,
-        Err(_elapsed) => panic!("not within {PATIENCE:?}: {promise}; {name} is {}", shown(api, name).await),
+    if let Ok(object) = timeout(PATIENCE, wanted).await {
+        return object;
     }
+    panic!("not within {PATIENCE:?}: {promise}; {name} is {}", shown(api, name).await)
 }
 
 /// Until there is no object of this name, or another one has it.
@@ -39,9 +39,10 @@ where
 {
     let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
     let gone = async { while await_condition(api.clone(), &name, conditions::is_deleted(&uid)).await.is_err() {} };
-    if timeout(PATIENCE, gone).await.is_err() {
-        panic!("not within {PATIENCE:?}: {promise}; {name} is {}", shown(api, &name).await);
+    if timeout(PATIENCE, gone).await.is_ok() {
+        return;
     }
+    panic!("not within {PATIENCE:?}: {promise}; {name} is {}", shown(api, &name).await)
 }
 
 /// For what cannot be watched: asks again and again.
@@ -54,10 +55,7 @@ pub async fn eventually<T>(promise: &str, mut ask: impl AsyncFnMut() -> Option<T
             }
         }
     };
-    match timeout(PATIENCE, answer).await {
-        Ok(answer) => answer,
-        Err(_elapsed) => panic!("not within {PATIENCE:?}: {promise}"),
-    }
+    timeout(PATIENCE, answer).await.unwrap_or_else(|_elapsed| panic!("not within {PATIENCE:?}: {promise}"))
 }
 
 async fn shown<K>(api: &Api<K>, name: &str) -> String
