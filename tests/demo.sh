@@ -99,14 +99,15 @@ workload() {
 	kubectl logs vm | sed 's/^/   /'
 }
 no_workload() { kubectl delete pod vm --timeout=60s >/dev/null; }
-agent_steps() { kubectl -n gpuvirt logs daemonset/gpuvirt-agent --tail=-1 | sed -n 's/.*mode reached.*milliseconds=\([0-9]*\).*/\1/p'; } # one line a GPU that changed
 flip() { # to_vm|to_container: sets TOOK and AGENT, its own part of it, in milliseconds
-	local from before
-	before=$(agent_steps | wc -l)
+	local from pod
 	from=$(milliseconds)
 	"$1"
 	TOOK=$(($(milliseconds) - from))
-	AGENT=$(agent_steps | tail -n "+$((before + 1))" | awk '{sum += $1} END {print sum + 0}')
+	pod=$(kubectl -n gpuvirt get pods -l app=gpuvirt-agent -o jsonpath='{.items[0].metadata.name}')
+	AGENT=$(kubectl get --raw "/api/v1/namespaces/gpuvirt/pods/$pod:8080/proxy/metrics" |
+		awk '$1 == "gpuvirt_mode_change_milliseconds" {print $2}')
+	: "${AGENT:?the agent has no metric gpuvirt_mode_change_milliseconds}"
 }
 flip_once() { flip "$1" && echo "   of which the agent's own part, for all GPUs: $(as_seconds "$AGENT")"; }
 flips() {

@@ -36,7 +36,7 @@ finish() {
 	exit
 }
 
-clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
+clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings && cargo clippy --locked --test cluster --test lab -- -D warnings; }
 unit() { cargo test --workspace --locked; }
 other_architecture() { cargo check --workspace --locked --target aarch64-unknown-linux-gnu; }
 # Both profiles that the rings need of the dependencies, so that the rings' times are their own. (`set -e` is off inside `||`.)

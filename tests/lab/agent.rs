@@ -14,12 +14,10 @@ fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() 
         let group = gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
         let agent = lab.agent_pod().await;
-        lab.guest("pkill -9 -f '^/usr/bin/gpuvirt agent'");
+        lab.guest("for p in $(pidof gpuvirt); do if grep -q agent /proc/$p/cmdline; then kill -9 $p; fi; done");
+        lab.until_holder(&holder).await;
         lab.delete_pod(NAMESPACE, &agent).await;
-        lab.until_gpu(GPU, "the new agent names the holder", |gpu| {
-            gpu.holders.iter().any(|h| h.pid.to_string() == holder)
-        })
-        .await;
+        lab.until_holder(&holder).await;
         assert!(lab.lives(&holder));
         assert_eq!(lab.drivers()[GPU], "vfio-pci");
         lab.until_allocatable(T4, "2").await;
@@ -46,19 +44,5 @@ fn a_gpu_that_is_pulled_out_and_put_back_is_followed() {
         .await;
         lab.until_allocatable(T4, "2").await;
         lab.until_serving(WorkloadMode::VmPassthrough).await;
-    });
-}
-
-#[test]
-fn what_the_agent_executed_took_less_than_a_second() {
-    lab(async |lab| {
-        lab.switch(WorkloadMode::VmPassthrough).await;
-        let agent = lab.agent_pod().await;
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{agent}:8080/proxy/metrics");
-        let metrics = lab.client.request_text(http::Request::get(path).body(Vec::new()).expect("a request")).await;
-        let metrics = metrics.expect("metrics should be readable");
-        let line =
-            metrics.lines().find(|line| line.starts_with("gpuvirt_mode_change_milliseconds ")).expect("the metric");
-        println!("{line}");
     });
 }

@@ -196,6 +196,14 @@ impl Lab {
         wait::until(&self.gpu_nodes(), NODE, promise, is_so).await
     }
 
+    /// The agent has seen the holder. Nothing tells it of a process that opens a device without having asked the kubelet,
+    /// so a uevent makes it look.
+    pub async fn until_holder(&self, pid: &str) {
+        self.guest(&format!("echo change >/sys/bus/pci/devices/{GPU}/uevent"));
+        let names = |gpu: &GPUStatus| gpu.holders.iter().any(|holder| holder.pid.to_string() == pid);
+        self.until_gpu(GPU, &format!("the agent names process {pid}"), names).await;
+    }
+
     /// What the scheduler may give out of a resource of the node.
     pub async fn until_allocatable(&self, resource: &str, count: &str) {
         let nodes: Api<Node> = Api::all(self.client.clone());

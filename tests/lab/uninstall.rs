@@ -12,7 +12,7 @@ fn uninstalling_refuses_while_a_vm_has_a_gpu_and_then_leaves_nothing_behind() {
         let node = lab.switch(WorkloadMode::VmPassthrough).await;
         let group = gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
-        lab.until_gpu(GPU, "the holder is seen", |gpu| !gpu.holders.is_empty()).await;
+        lab.until_holder(&holder).await;
         let refused = lab.uninstall().expect_err("a VM has a GPU");
         assert!(refused.contains(&holder) && refused.contains(GPU), "helm shows who has what: {refused}");
         assert!(lab.lives(&holder));
