@@ -135,7 +135,7 @@ memory() {
 		case $command in
 		/usr/bin/gpuvirt\ operator*|/usr/bin/gpuvirt\ agent*) echo "   $(echo $command | cut -d" " -f2): RSS $(sed -n "s/^VmRSS:[ \t]*//p" $p/status)" ;;
 		esac
-	done'''
+	done'
 }
 
 trap ended EXIT

@@ -40,7 +40,7 @@ clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings && car
 unit() { cargo test --workspace --locked; }
 other_architecture() { cargo check --workspace --locked --target aarch64-unknown-linux-gnu; }
 # Both profiles that the rings need of the dependencies, so that the rings' times are their own. (`set -e` is off inside `||`.)
-debug() { cargo check --workspace --all-targets --locked && cargo test --workspace --all-targets --locked --no-run; }
+debug() { cargo check --workspace --all-targets --locked && cargo test --workspace --all-targets --locked --no-run && cargo test --locked --test cluster --test lab --no-run; }
 rust() { debug && release && other_architecture; }
 chart() { "$GPUVIRT_CLUSTER_BIN/helm" lint --strict charts/gpuvirt; }
 

@@ -185,29 +185,30 @@ impl Agent {
         let mut states = self.plugins.subscribe();
         let started = Instant::now();
         // When to look although nothing has happened.
-        let mut looks = vec![started];
+        let mut next = started;
+        let mut after_allocation: Vec<Instant> = Vec::new();
         loop {
-            let next = looks.iter().min().copied().unwrap_or(started);
+            let next_look = after_allocation.iter().copied().fold(next, Instant::min);
             tokio::select! {
                 () = shutdown.begun() => break,
                 changed = node.changed() => if changed.is_err() { return Err(Error::Worker) },
                 changed = states.changed() => if changed.is_err() { return Err(Error::Worker) },
                 () = self.due.notified() => sleep(SETTLE).await,
                 () = self.allocated.notified() => {
-                    looks.extend(AFTER_ALLOCATION.map(|after| Instant::now() + after));
+                    after_allocation = AFTER_ALLOCATION.map(|after| Instant::now() + after).to_vec();
                     continue;
                 }
-                () = sleep_until(next) => {}
+                () = sleep_until(next_look) => {}
             }
             let known = node.borrow_and_update().clone();
             states.borrow_and_update();
             let wish = self.wish(known.as_ref(), started);
             let silent = known.is_none();
             let now = Instant::now();
-            looks.retain(|look| *look > now);
-            looks.push(self.round(known, wish).await?);
+            after_allocation.retain(|look| *look > now);
+            next = self.round(known, wish).await?;
             if silent && started + PATIENCE > now {
-                looks.push(started + PATIENCE);
+                next = next.min(started + PATIENCE);
             }
         }
         self.plugins.stop().await;
@@ -298,12 +299,7 @@ impl Agent {
         Ok(observation)
     }
 
-    async fn report(
-        &mut self,
-        gpu_node: &GPUNode,
-        observation: &Observation,
-        offer: &Offer,
-    ) -> Result<(), report::Error> {
+    async fn report(&self, gpu_node: &GPUNode, observation: &Observation, offer: &Offer) -> Result<(), report::Error> {
         let plugins = self.plugins.subscribe().borrow().clone();
         let status = translate::status(
             &translate::Report {
@@ -315,7 +311,7 @@ impl Agent {
             },
             &Time(Timestamp::now()),
         );
-        self.reporter.write(gpu_node, status).await
+        self.reporter.write(gpu_node, &status).await
     }
 
     /// A refusal is an event once, until it changes or ends.

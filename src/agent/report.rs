@@ -2,7 +2,7 @@
 
 use crds::{
     labels,
-    v1alpha1::{AgentStatus, GPUNode, GPUNodeSpec, GPUNodeStatus},
+    v1alpha1::{AgentStatus, GPUNode, GPUNodeSpec},
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -21,13 +21,11 @@ pub enum Error {
 pub struct Reporter {
     api: Api<GPUNode>,
     node: String,
-    /// What was written last, to which object.
-    written: Option<(Option<String>, AgentStatus)>,
 }
 
 impl Reporter {
     pub fn new(client: Client, node: String) -> Self {
-        Self { api: Api::all(client), node, written: None }
+        Self { api: Api::all(client), node }
     }
 
     /// The object that proves a GPU. Its status follows once the watch has brought it.
@@ -43,11 +41,9 @@ impl Reporter {
         }
     }
 
-    pub async fn write(&mut self, gpu_node: &GPUNode, status: AgentStatus) -> Result<(), Error> {
-        let live = gpu_node.status.as_ref().and_then(|s: &GPUNodeStatus| s.agent.as_ref());
-        let known = self.written.as_ref().filter(|(uid, _)| *uid == gpu_node.uid()).map(|(_, status)| status);
-        // The watch may not have brought our own last write yet; both must agree for it to be left out.
-        if live == Some(&status) || (known == Some(&status) && live.is_some()) {
+    /// Written only when it differs from what the object shows.
+    pub async fn write(&self, gpu_node: &GPUNode, status: &AgentStatus) -> Result<(), Error> {
+        if gpu_node.status.as_ref().and_then(|live| live.agent.as_ref()) == Some(status) {
             return Ok(());
         }
         let patch = json!({
@@ -58,10 +54,7 @@ impl Reporter {
         });
         let params = PatchParams::apply(labels::AGENT_MANAGER).force();
         match self.api.patch_status(&self.node, &params, &Patch::Apply(&patch)).await {
-            Ok(_) => {
-                self.written = Some((gpu_node.uid(), status));
-                Ok(())
-            }
+            Ok(_) => Ok(()),
             // It has gone, or was made anew: the watch says so, and the next round writes to the new one.
             Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(()),
             Err(source) => Err(Error::Status { node: self.node.clone(), source: Box::new(source) }),

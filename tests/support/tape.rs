@@ -9,7 +9,10 @@ use std::{
 use futures::StreamExt;
 use kube::{
     Api, Resource, ResourceExt,
-    runtime::watcher::{self, Event, watcher},
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -40,9 +43,10 @@ where
         let (ready, mut is_ready) = watch::channel(false);
         let tape = seen.clone();
         let task = async move {
-            let mut events = watcher(api, config).boxed();
+            let mut events = watcher(api, config).default_backoff().boxed();
             while let Some(event) = events.next().await {
-                let event = event.expect("a tape should not break");
+                // An interrupted watch goes on from where it was.
+                let Ok(event) = event else { continue };
                 let mut tape = tape.lock().expect("the tape's lock should not be poisoned");
                 match event {
                     Event::Apply(object) | Event::InitApply(object) => {
