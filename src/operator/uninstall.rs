@@ -19,14 +19,16 @@ use kube::{
 use serde_json::json;
 use tokio::time::timeout;
 
+const GO_ON: &str = "kubectl annotate clusterpolicy --all gpuvirt.io/force-teardown=true";
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the cluster cannot be reached, or refuses")]
     Api(#[from] kube::Error),
-    #[error("virtual machines use GPUs: {0}; stop them, or uninstall with uninstall.force=true")]
+    #[error("virtual machines use GPUs: {0}; stop them, or go on under them: {GO_ON}")]
     InUse(String),
     #[error(
-        "the operator is not running ({0}), so nobody would bring the nodes back: start it again, or uninstall with uninstall.force=true"
+        "the operator is not running ({0}), so nobody would bring the nodes back: start it again, or go on without it: {GO_ON}"
     )]
     OperatorDead(String),
     #[error("not gone after {} s: {waiting}", waited.as_secs())]
@@ -48,19 +50,21 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
         tracing::info!("no ClusterPolicy: nothing to bring back");
         return Ok(());
     }
+    // `helm uninstall` takes no values: the annotation is how a person says it there.
+    let force = options.force || found.iter().all(forced);
     let used = in_use(client).await?;
-    if !used.is_empty() && !options.force {
+    if !used.is_empty() && !force {
         return Err(Error::InUse(used.join(", ")));
     }
     let dead = operator_dead(client, &options.namespace).await?;
     if let Some(why) = &dead
-        && !options.force
+        && !force
     {
         return Err(Error::OperatorDead(why.clone()));
     }
     for policy in &found {
         let name = policy.name_any();
-        if options.force {
+        if force {
             let patch = json!({"metadata": {"annotations": {labels::FORCE_TEARDOWN: "true"}}});
             policies.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         }
@@ -85,6 +89,10 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
             None => Error::Timeout { waited: options.timeout, waiting: reasons(&policies).await? },
         }),
     }
+}
+
+fn forced(policy: &Policy) -> bool {
+    policy.annotations().get(labels::FORCE_TEARDOWN).is_some_and(|value| value == "true")
 }
 
 /// What VMs hold, as the agents report it.

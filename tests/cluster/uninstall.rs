@@ -68,7 +68,7 @@ fn it_refuses_while_a_vm_has_a_gpu_and_changes_nothing_unless_forced() {
         in_use(t, &agent).await;
         let (done, log) = uninstall(t, &[]).await;
         assert!(!done, "{log}");
-        for part in ["0000:18:00.0", "n1", "qemu-kvm", "4711", "uninstall.force=true"] {
+        for part in ["0000:18:00.0", "n1", "qemu-kvm", "4711", "force-teardown=true"] {
             assert!(log.contains(part), "{part} is not in: {log}");
         }
         nothing_has_happened(t).await;
