@@ -85,9 +85,18 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         };
         return Decision { labels: present(observed.labels, true), order: Some(order), watch_pods: false };
     };
+    let serving = serving.or_else(|| taken_over(observed, agent));
     let node = Reported { observed, gpu_node, agent, desired, serving };
     let course = node.course();
     node.decision(course, complaint)
+}
+
+/// A node that somebody else has run before us: the mode that the kernel shows, if the node's gates ask for its operands.
+fn taken_over(observed: &Observed<'_>, agent: &AgentStatus) -> Option<WorkloadMode> {
+    let mode = agent.gpus.first()?.mode?;
+    let whole = agent.gpus.iter().all(|gpu| gpu.mode == Some(mode));
+    let gate = gates::main_gate(mode);
+    (whole && observed.labels.get(&gate).is_some_and(|value| value == "true")).then_some(mode)
 }
 
 /// A hint is worth one label; everything else needs the proof of a `GPUNode`, and so does its removal.

@@ -58,6 +58,15 @@ pub fn known() -> impl Iterator<Item = String> {
     suffixes.into_iter().map(key)
 }
 
+/// The gate of the operand that gives the GPUs their driver.
+pub fn main_gate(mode: WorkloadMode) -> String {
+    key(match mode {
+        WorkloadMode::Container => "driver",
+        WorkloadMode::VmPassthrough => "vfio-manager",
+        WorkloadMode::VmVgpu => "vgpu-manager",
+    })
+}
+
 fn key(suffix: &str) -> String {
     format!("{}{suffix}", labels::DEPLOY_PREFIX)
 }

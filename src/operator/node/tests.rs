@@ -331,6 +331,19 @@ fn a_node_that_serves_already_is_taken_over_without_a_ripple() {
 }
 
 #[test]
+fn a_node_that_somebody_else_ran_keeps_what_it_has_if_its_new_mode_is_impossible() {
+    let mut lab = Lab::new();
+    lab.labels.insert(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned());
+    let mode = WorkloadMode::VmPassthrough;
+    lab.agent().gpus[0].obstacles =
+        vec![Obstacle { mode, reason: "IommuOff".to_owned(), message: "intel_iommu=on".to_owned() }];
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert!(lab.deploys("driver"), "{:?}", lab.operator());
+    assert_eq!(lab.operator().reason, "IommuOff");
+}
+
+#[test]
 fn a_gpu_that_falls_out_of_its_mode_keeps_the_nodes_operands() {
     let mut lab = Lab::container();
     lab.label("vm-passthrough");
