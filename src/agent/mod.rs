@@ -13,6 +13,7 @@ mod desired;
 pub mod device_plugin;
 mod holders;
 mod metrics;
+mod offer;
 mod patience;
 mod pod_resources;
 mod readable;
@@ -249,7 +250,7 @@ impl Agent {
         let began = Instant::now();
         let observation = self.look(wish.clone()).await?;
         self.metrics.measure(&observation, began.elapsed());
-        let offer = translate::offer(&wish, &observation);
+        let offer = offer::offer(&wish, &observation);
         // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
             self.plugins.offer(offer.clone());
@@ -259,7 +260,7 @@ impl Agent {
         let reported = match known {
             Some(Some(gpu_node)) => {
                 self.tell(&observation, &gpu_node).await;
-                self.report(&gpu_node, &observation, &offer).await
+                self.report(&gpu_node, &wish, &observation, &offer).await
             }
             Some(None) if observation.inventory.gpus().is_empty() => Ok(()),
             Some(None) => self.reporter.create().await,
@@ -299,10 +300,17 @@ impl Agent {
         Ok(observation)
     }
 
-    async fn report(&self, gpu_node: &GPUNode, observation: &Observation, offer: &Offer) -> Result<(), report::Error> {
+    async fn report(
+        &self,
+        gpu_node: &GPUNode,
+        wish: &Wish,
+        observation: &Observation,
+        offer: &Offer,
+    ) -> Result<(), report::Error> {
         let plugins = self.plugins.subscribe().borrow().clone();
         let status = translate::status(
             &translate::Report {
+                wish,
                 observation,
                 plugins: &plugins,
                 offered: offer,

@@ -30,8 +30,17 @@ pub enum Error {
     List { socket: PathBuf, source: Box<tonic::Status> },
 }
 
-/// Pods (`namespace/name`) by the device id that they have, resources of NVIDIA's domain only.
-pub type Allocations = BTreeMap<String, Vec<String>>;
+/// A device that a container of a pod has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// `namespace/name`.
+    pub pod: String,
+    /// The name that the pod has requested it by.
+    pub resource: String,
+}
+
+/// By device id.
+pub type Allocations = BTreeMap<String, Vec<Allocation>>;
 
 pub async fn allocations(socket: &Path) -> Result<Allocations, Error> {
     let path = socket.to_owned();
@@ -58,9 +67,13 @@ pub async fn allocations(socket: &Path) -> Result<Allocations, Error> {
 fn by_device(response: &ListResponse) -> Allocations {
     let mut allocations = Allocations::new();
     for pod in &response.pods {
-        let devices = pod.containers.iter().flat_map(|container| &container.devices);
-        for id in devices.filter(|d| d.resource_name.starts_with("nvidia.com/")).flat_map(|d| &d.device_ids) {
-            allocations.entry(id.clone()).or_default().push(format!("{}/{}", pod.namespace, pod.name));
+        for devices in pod.containers.iter().flat_map(|container| &container.devices) {
+            for id in &devices.device_ids {
+                allocations.entry(id.clone()).or_default().push(Allocation {
+                    pod: format!("{}/{}", pod.namespace, pod.name),
+                    resource: devices.resource_name.clone(),
+                });
+            }
         }
     }
     allocations
@@ -116,16 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn devices_lead_to_their_pods_and_other_vendors_are_left_out() {
-        let response = ListResponse {
-            pods: vec![
-                pod("a", "nvidia.com/TU104GL_TESLA_T4", &["0000:43:00.0", "0000:44:00.0"]),
-                pod("b", "example.com/nic", &["0000:51:00.0"]),
-            ],
-        };
+    fn devices_lead_to_their_pods_and_to_the_names_that_they_were_requested_by() {
+        let response =
+            ListResponse { pods: vec![pod("a", "nvidia.com/TU104GL_TESLA_T4", &["0000:43:00.0", "0000:44:00.0"])] };
         let allocations = by_device(&response);
         assert_eq!(allocations.keys().collect::<Vec<_>>(), ["0000:43:00.0", "0000:44:00.0"]);
-        assert_eq!(allocations["0000:44:00.0"], ["vms/a"]);
+        let allocation = Allocation { pod: "vms/a".to_owned(), resource: "nvidia.com/TU104GL_TESLA_T4".to_owned() };
+        assert_eq!(allocations["0000:44:00.0"], [allocation]);
     }
 
     #[tokio::test]

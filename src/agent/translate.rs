@@ -5,16 +5,15 @@ use std::{collections::BTreeMap, path::PathBuf};
 use crds::{
     WorkloadMode,
     conditions::{Verdict, merge},
-    v1alpha1::{
-        Advertise, AgentFunction, AgentStatus, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal,
-        ResourceStatus, Summary,
-    },
+    v1alpha1::{AgentStatus, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal, ResourceStatus, Summary},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviations};
 
 use super::{
-    device_plugin::{Device, Health, Offer, ResourceName, States, names},
+    device_plugin::{Offer, ResourceName, States, names},
+    offer,
+    pod_resources::Allocation,
     vfio_manager::Observation,
     wish::Wish,
 };
@@ -39,7 +38,7 @@ pub fn execution(error: &ExecuteError) -> Refusal {
 }
 
 /// The mode that the kernel shows for a GPU and its group, if it shows one whole.
-fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
+pub fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
     let address = gpu.primary.address;
     if deviations(inventory, address, Binding::Vfio).is_empty() {
         Some(WorkloadMode::VmPassthrough)
@@ -47,41 +46,6 @@ fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
         Some(WorkloadMode::Container)
     } else {
         None
-    }
-}
-
-/// What may be handed out: GPUs that are asked to be in passthrough, and are.
-pub fn offer(wish: &Wish, observation: &Observation) -> Offer {
-    let mut offer = Offer::new();
-    if wish.spec.advertise == Advertise::Withdrawn || !wish.has(AgentFunction::SandboxDevicePlugin) {
-        return offer;
-    }
-    for gpu in observation.inventory.gpus() {
-        let asked = wish.mode(gpu.primary.address) == Some(WorkloadMode::VmPassthrough);
-        if !asked || shown(&observation.inventory, &gpu) != Some(WorkloadMode::VmPassthrough) {
-            continue;
-        }
-        match names::resource_name(gpu.primary.vendor, gpu.primary.device) {
-            Ok(name) => offer.entry(name).or_default().push(device(&gpu)),
-            Err(error) => tracing::warn!(gpu = %gpu.primary.address, %error, "GPU is not offered"),
-        }
-    }
-    offer
-}
-
-fn device(gpu: &Gpu<'_>) -> Device {
-    let members = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
-    let mut nodes: Vec<PathBuf> =
-        gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}"))).into_iter().collect();
-    nodes.extend(
-        members.filter_map(|f| f.vfio_dev.as_ref()).map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}"))),
-    );
-    Device {
-        id: gpu.primary.address.to_string(),
-        health: Health::Healthy,
-        numa_node: gpu.primary.numa_node,
-        nodes,
-        group: gpu.group,
     }
 }
 
@@ -97,6 +61,7 @@ pub fn recheck(inventory: &Inventory, id: &str) -> Result<(), String> {
 
 /// Everything about a round that the cluster is told.
 pub struct Report<'a> {
+    pub wish: &'a Wish,
     pub observation: &'a Observation,
     pub plugins: &'a States,
     pub offered: &'a Offer,
@@ -130,6 +95,9 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
         Some(Obstacle { mode, reason: refusal.reason.clone(), message: refusal.message.clone() })
     });
     let holders = observation.holders.get(&primary.address).into_iter().flatten();
+    let resource = offer::resource_name(report.wish, primary).ok();
+    let passthrough = mode == Some(WorkloadMode::VmPassthrough);
+    let withheld = resource.as_ref().filter(|_| passthrough).and_then(|name| offer::withheld(gpu, name, observation));
     GPUStatus {
         address: primary.address.to_string(),
         id: id(primary),
@@ -140,8 +108,9 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
         iommu_group: gpu.group.and_then(|group| i32::try_from(group).ok()),
         companions: gpu.companions.iter().map(|f| companion(f)).collect(),
         numa_node: primary.numa_node.map(i32::from),
-        resource: names::resource_name(primary.vendor, primary.device).ok().map(|name| name.as_str().to_owned()),
+        resource: resource.map(|name| name.as_str().to_owned()),
         holders: holders.map(holder).collect(),
+        withheld,
         obstacles: obstacles.collect(),
         refusal: observation.refusals.get(&primary.address).cloned(),
     }
@@ -155,13 +124,13 @@ fn companion(function: &Function) -> FunctionStatus {
     FunctionStatus { address: function.address.to_string(), id: id(function), driver: function.driver.clone() }
 }
 
-/// A GPU that the kubelet has given to a pod (`namespace/name`), whether its VM has opened it or not.
-pub fn allocation(pod: &str) -> vfio::Holder {
+/// A GPU that the kubelet has given to a pod, whether its VM has opened it or not.
+pub fn allocation(allocation: &Allocation) -> vfio::Holder {
     vfio::Holder {
         pid: 0,
         command: "kubelet".to_owned(),
         path: PathBuf::from("pod-resources"),
-        pod: Some(pod.to_owned()),
+        pod: Some(allocation.pod.clone()),
     }
 }
 

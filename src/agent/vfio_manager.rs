@@ -31,6 +31,8 @@ const JOURNAL: &str = "/run/gpuvirt/journal";
 pub struct Observation {
     pub inventory: Inventory,
     pub holders: BTreeMap<PciAddress, Vec<Holder>>,
+    /// What the kubelet has given out, as it was at the beginning of the round.
+    pub allocations: Allocations,
     pub refusals: BTreeMap<PciAddress, Refusal>,
     pub obstacles: BTreeMap<(PciAddress, WorkloadMode), Refusal>,
     /// What was done, or would have to be, one sentence a step.
@@ -109,6 +111,7 @@ impl<K: Kernel> VfioManager<K> {
             worked: (!work.steps.is_empty()).then(|| began.elapsed()),
             inventory: view.inventory,
             holders: view.held,
+            allocations: self.allocations.clone(),
             refusals: work.refusals,
             obstacles,
             plan: work.steps,
@@ -128,7 +131,7 @@ impl<K: Kernel> VfioManager<K> {
         let mut held = holders(&self.root, inventory);
         for gpu in addresses(inventory) {
             let pods = self.allocations.get(&gpu.to_string()).into_iter().flatten();
-            held.entry(gpu).or_default().extend(pods.map(|pod| translate::allocation(pod)));
+            held.entry(gpu).or_default().extend(pods.map(translate::allocation));
         }
         held.retain(|_, holders| !holders.is_empty());
         held

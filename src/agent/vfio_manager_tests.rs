@@ -6,7 +6,7 @@ use crds::{
 };
 use vfio::testing::{Fault, Machine, MemoryKernel};
 
-use super::*;
+use super::{super::pod_resources::Allocation, *};
 
 struct Host {
     machine: Machine,
@@ -65,7 +65,8 @@ fn a_second_round_finds_nothing_to_do() {
 fn a_gpu_that_a_pod_has_is_refused_and_the_others_are_served() {
     let mut host = Host::of("six-rtx-3090");
     let taken = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
-    let allocations: Allocations = [(taken.to_string(), vec!["vms/a".to_owned()])].into();
+    let allocation = Allocation { pod: "vms/a".to_owned(), resource: "nvidia.com/X".to_owned() };
+    let allocations: Allocations = [(taken.to_string(), vec![allocation])].into();
     let observation = host.manager.round(&wish(WorkloadMode::VmPassthrough), allocations);
     assert_eq!(observation.refusals.keys().collect::<Vec<_>>(), [&taken]);
     assert!(observation.refusals[&taken].message.contains("vms/a"), "{}", observation.refusals[&taken].message);

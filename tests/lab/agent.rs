@@ -20,8 +20,9 @@ fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() 
         lab.until_holder(&holder).await;
         assert!(lab.lives(&holder));
         assert_eq!(lab.drivers()[GPU], "vfio-pci");
-        lab.until_allocatable(T4, "2").await;
+        lab.until_allocatable(T4, "1").await;
         lab.end(&holder);
+        lab.until_allocatable(T4, "2").await;
         lab.switch(WorkloadMode::Container).await;
         assert_eq!(lab.drivers()["0000:01:00.1"], "snd_hda_intel", "the journal outlived the agent");
     });

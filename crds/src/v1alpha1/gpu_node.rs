@@ -8,6 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ResourceAlias;
 use crate::{WorkloadMode, schema};
 
 #[allow(clippy::duplicated_attributes, reason = "each printcolumn has a type of its own")]
@@ -47,6 +48,10 @@ pub struct GPUNodeSpec {
     /// Whether the agent may offer devices to the kubelet.
     #[serde(default)]
     pub advertise: Advertise,
+    /// Resource names in place of those made from the PCI id table, as `GPUVirtConfig` has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["selector"]))]
+    pub aliases: Vec<ResourceAlias>,
     /// Agent functions that the node's admin has switched off (`nvidia.com/gpu.deploy.<function>=false`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
@@ -188,6 +193,9 @@ pub struct GPUStatus {
     /// Who has it open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
+    /// Why it is counted and not given out, while that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withheld: Option<String>,
     /// What stands in the way of modes that it is not in, holders aside: known before anything is touched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["mode"]))]

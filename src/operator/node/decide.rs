@@ -316,6 +316,7 @@ impl Reported<'_> {
             mode: outcome.mode,
             gpus: self.gpu_node.spec.gpus.clone(),
             advertise: outcome.advertise,
+            aliases: self.observed.policy.aliases.clone(),
             disabled: gates::disabled(self.observed.labels),
             epoch: self.observed.epoch,
         };

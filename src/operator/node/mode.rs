@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crds::{WorkloadMode, labels};
+use crds::{WorkloadMode, labels, v1alpha1::ResourceAlias};
 
 use super::gates::SandboxMode;
 use crate::cluster::events::Notice;
@@ -15,6 +15,8 @@ pub struct NodePolicy {
     pub sandbox: Sandbox,
     /// The policy is going away: nodes are brought back to what they were.
     pub teardown: bool,
+    /// Resource names that agents use in place of their own.
+    pub aliases: Vec<ResourceAlias>,
 }
 
 /// `spec.sandboxWorkloads`.
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     fn policy(sandbox: Sandbox) -> NodePolicy {
-        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false }
+        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new() }
     }
 
     fn on(default: WorkloadMode) -> NodePolicy {

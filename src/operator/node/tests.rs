@@ -57,7 +57,7 @@ impl Lab {
             gpu_node,
             pods: Vec::new(),
             pods_watched: false,
-            policy: NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false },
+            policy: NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new() },
             refusal: None,
             history: Vec::new(),
         }

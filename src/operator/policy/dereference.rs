@@ -51,12 +51,20 @@ pub fn policies(world: &World) -> Policies {
     Policies { active: decoded.next(), ignored: decoded.collect(), undecodable }
 }
 
-pub fn dereference(world: &World) -> Dereferenced {
-    let config = match world.configs.get(&ObjectRef::new(CONFIG_NAME)).as_deref().map(|guarded| &guarded.0) {
+/// Our own settings; without the object every default holds. An error says why it does not decode.
+pub fn config(world: &World) -> Result<GPUVirtConfigSpec, String> {
+    match world.configs.get(&ObjectRef::new(CONFIG_NAME)).as_deref().map(|guarded| &guarded.0) {
         None => Ok(GPUVirtConfigSpec::default()),
         Some(Ok(config)) => Ok(config.spec.clone()),
         Some(Err(invalid)) => Err(invalid.error.clone()),
-    };
-    let gpu_nodes = world.gpu_nodes.state().iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
-    Dereferenced { config, gpu_nodes, daemon_sets: world.daemon_sets.state(), config_maps: world.config_maps.state() }
+    }
+}
+
+pub fn dereference(world: &World) -> Dereferenced {
+    Dereferenced {
+        config: config(world),
+        gpu_nodes: world.gpu_nodes.state().iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect(),
+        daemon_sets: world.daemon_sets.state(),
+        config_maps: world.config_maps.state(),
+    }
 }

@@ -94,7 +94,8 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
         let oldest = active.as_ref().map(ResourceExt::name_any).unwrap_or_default();
         ignore(context, policy, &oldest).await?;
     }
-    let node_policy = active.as_ref().map(validate::node_policy);
+    let config = dereference::config(&context.world).unwrap_or_default();
+    let node_policy = active.as_ref().map(|policy| validate::node_policy(policy, &config));
     let changed = context.node_policy.send_if_modified(|current| {
         let differs = *current != node_policy;
         current.clone_from(&node_policy);

@@ -7,7 +7,7 @@ use crds::{
         ClusterPolicy, ClusterPolicySpec, ContainerProbe, Daemonsets, HostPaths, ImageSpec, KernelModuleType,
         SandboxMode, UpdateStrategy,
     },
-    v1alpha1::{Discovery, GPUVirtConfigSpec},
+    v1alpha1::{Discovery, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::{
     api::core::v1::{EnvVar, PodSecurityContext, ResourceRequirements, Toleration},
@@ -90,7 +90,7 @@ pub struct Validated {
 }
 
 /// The part of the policy that nodes' modes depend on.
-pub fn node_policy(policy: &ClusterPolicy) -> NodePolicy {
+pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePolicy {
     let sandbox = &policy.spec.sandbox_workloads;
     let mode = match sandbox.mode {
         SandboxMode::Kubevirt => gates::SandboxMode::KubeVirt,
@@ -103,6 +103,7 @@ pub fn node_policy(policy: &ClusterPolicy) -> NodePolicy {
             false => Sandbox::Off,
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
+        aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
     }
 }
 
@@ -110,6 +111,8 @@ pub fn node_policy(policy: &ClusterPolicy) -> NodePolicy {
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, os: &BTreeSet<String>) -> Validated {
     let spec = &policy.spec;
     let mut problems = not_built(spec);
+    problems.extend(config.resource_aliases.iter().filter_map(reserved));
+    problems.extend(without_effect(config));
     let driver = driver(spec, os).unwrap_or_else(|problem| {
         problems.push(problem);
         None
@@ -125,6 +128,32 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, os: &BTreeSe
         driver,
     };
     Validated { settings, problems }
+}
+
+/// Why a resource name may not be used for whole GPUs: the container stack's plugin owns it.
+fn reserved(alias: &ResourceAlias) -> Option<Problem> {
+    let name = alias.name.strip_prefix("nvidia.com/")?;
+    (name == "gpu" || name.starts_with("mig-") || name.ends_with(".shared")).then(|| Problem {
+        reason: "ReservedResourceName",
+        message: format!(
+            "GPUVirtConfig default: alias {} for {} is not used: NVIDIA's device plugin owns that name; choose another one",
+            alias.name, alias.selector
+        ),
+    })
+}
+
+/// Settings that are accepted for a later version.
+fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
+    let default = GPUVirtConfigSpec::default();
+    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
+    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
+    (!set.is_empty()).then(|| Problem {
+        reason: "SettingNotSupported",
+        message: format!(
+            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
+            set.join(" and ")
+        ),
+    })
 }
 
 /// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
@@ -330,6 +359,24 @@ mod tests {
         let validated = checked(|spec| spec.toolkit.component.enabled = None);
         assert_eq!(validated.problems[0].reason, "OperandNotSupported");
         assert!(validated.problems[0].message.contains("toolkit"), "{}", validated.problems[0].message);
+    }
+
+    #[test]
+    fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
+        let alias = |name: &str| ResourceAlias { selector: "10de:1eb8".to_owned(), name: name.to_owned() };
+        let config =
+            GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/mig-1g")], ..GPUVirtConfigSpec::default() };
+        assert_eq!(validate(&valid(), &config, &ubuntu()).problems[0].reason, "ReservedResourceName");
+        assert_eq!(node_policy(&valid(), &config).aliases, []);
+        let config = GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/T4")], ..config };
+        assert_eq!(node_policy(&valid(), &config).aliases, [alias("nvidia.com/T4")]);
+    }
+
+    #[test]
+    fn a_setting_that_has_no_effect_yet_is_named() {
+        let config = GPUVirtConfigSpec { evict: crds::v1alpha1::Evict::Pods, ..GPUVirtConfigSpec::default() };
+        let problems = validate(&valid(), &config, &ubuntu()).problems;
+        assert!(problems[0].message.contains("evict"), "{}", problems[0].message);
     }
 
     #[test]
