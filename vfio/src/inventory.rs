@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::address::PciAddress;
-use crate::driver::{self, VfioDriver, VfioDrivers};
+use crate::bar::{self, Bar};
+use crate::driver::{self, VfioDriver};
+use crate::facts;
+pub use crate::facts::HostFacts;
 use crate::host::{self, Host};
-use crate::iommu;
+use crate::iommu::{self, Acs, Region};
 
 pub(crate) const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 pub(crate) const PCI_DRIVERS: &str = "/sys/bus/pci/drivers";
@@ -24,35 +27,10 @@ pub struct Inventory {
     pub functions: BTreeMap<PciAddress, Function>,
     /// IOMMU group → names of its members, as the kernel lists them; not every member must be in `functions`.
     pub groups: BTreeMap<u32, BTreeSet<String>>,
+    /// IOMMU group of a GPU → memory that firmware wants to stay mapped for a device of it. Absent: none, or not said.
+    pub firmware_memory: BTreeMap<u32, Vec<Region>>,
     /// What could not be read. The rest of the inventory is right all the same.
     pub errors: Vec<ObserveError>,
-}
-
-/// What is true for the whole host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct HostFacts {
-    /// As `uname -r` says.
-    pub kernel_release: String,
-    /// As `uname -m` says, e.g. `x86_64`, `aarch64`.
-    pub architecture: String,
-    /// `ID` of os-release, e.g. `debian`; empty when unknown.
-    pub os_id: String,
-    /// `VERSION_ID` of os-release; empty when unknown or when there is none.
-    pub os_version: String,
-    /// Whether the kernel keeps devices apart with an IOMMU.
-    pub iommu: bool,
-    /// Whether `/dev/iommu` exists: VFIO devices can be opened without their group.
-    pub iommufd: bool,
-    /// Whether the driver `vfio-pci` is there, loaded or built in.
-    pub vfio_pci_loaded: bool,
-    /// Names of all PCI drivers that are there.
-    pub drivers: BTreeSet<String>,
-    /// The VFIO drivers that the kernel's modules offer.
-    pub vfio_drivers: VfioDrivers,
-    /// Groups with a node in `/dev/vfio`.
-    pub vfio_groups: BTreeSet<u32>,
-    /// Names (`vfioN`) of the nodes in `/dev/vfio/devices`.
-    pub vfio_devices: BTreeSet<String>,
 }
 
 /// The four numbers by which a function is told from another one in the same place.
@@ -91,6 +69,18 @@ pub struct Function {
     pub modalias: Option<String>,
     /// The bridge or port above it, where there is one.
     pub upstream: Option<PciAddress>,
+    /// Its memory as the kernel has placed it. Only GPUs are asked.
+    pub bars: Vec<Bar>,
+    /// Ways to reset it, the first that works is used (`reset_method`, Linux 5.15). Only GPUs are asked.
+    pub reset_methods: Vec<String>,
+    /// `D0` … `D3cold` or `unknown` (`power_state`, Linux 5.11). Only GPUs are asked.
+    pub power_state: Option<String>,
+    /// Whether it may be switched off wholly while nobody uses it (`d3cold_allowed`). Only GPUs are asked.
+    pub d3cold_allowed: Option<bool>,
+    /// Virtual functions that it could have (`sriov_totalvfs`); 0 where it can have none. Only GPUs are asked.
+    pub vfs_possible: u16,
+    /// Of a port: whether it keeps apart what is behind it. Only ports above a GPU that shares its group are asked.
+    pub acs: Option<Acs>,
 }
 
 impl Function {
@@ -115,7 +105,7 @@ impl Function {
 
     /// A GPU that can be handed out: a display controller of NVIDIA that is not a virtual function.
     pub fn is_primary(&self) -> bool {
-        self.vendor == NVIDIA && matches!(self.class >> 8, 0x0300 | 0x0302) && !self.is_vf()
+        self.vendor == NVIDIA && is_display(self.class) && !self.is_vf()
     }
 
     /// Whether it is bound to `vfio-pci` or a variant of it.
@@ -127,6 +117,11 @@ impl Function {
     fn can_accompany(&self) -> bool {
         self.vendor == NVIDIA && self.class >> 16 != 0x06 && !self.is_primary() && !self.is_vf()
     }
+}
+
+/// VGA compatible (0300) and 3D controller (0302).
+fn is_display(class: u32) -> bool {
+    matches!(class >> 8, 0x0300 | 0x0302)
 }
 
 /// A GPU with what its IOMMU group makes of it.
@@ -164,7 +159,7 @@ pub fn observe(host: &impl Host) -> Inventory {
 /// kernel, and a read of such an attribute would hang behind it. See [`crate::journal::Journal::pending`].
 pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Inventory {
     let mut errors = Vec::new();
-    let facts = facts(host, &mut errors);
+    let facts = facts::read(host, &mut errors);
     let groups = note(&mut errors, iommu::GROUPS, iommu::groups(host)).unwrap_or_default();
     let mut functions = BTreeMap::new();
     for name in note(&mut errors, PCI_DEVICES, host.list(Path::new(PCI_DEVICES))).unwrap_or_default() {
@@ -179,42 +174,33 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
         }
     }
     let facts = HostFacts { iommu: !groups.is_empty(), ..facts };
-    Inventory { facts, functions, groups, errors }
+    let mut inventory = Inventory { facts, functions, groups, firmware_memory: BTreeMap::new(), errors };
+    look_closer(host, &mut inventory);
+    inventory
 }
 
-fn note<T>(errors: &mut Vec<ObserveError>, path: &str, result: io::Result<T>) -> Option<T> {
-    result.map_err(|error| errors.push(ObserveError::Host { path: path.into(), reason: error.to_string() })).ok()
-}
-
-fn facts(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFacts {
-    const RELEASE: &str = "/proc/sys/kernel/osrelease";
-    let kernel_release = note(errors, RELEASE, host::text(host, Path::new(RELEASE))).unwrap_or_default();
-    // Only kernels since 6.1 say it; a program runs on the architecture it was built for.
-    let architecture = host::text(host, Path::new("/proc/sys/kernel/arch"));
-    let os = host::text(host, Path::new("/etc/os-release")).unwrap_or_default();
-    let drivers = note(errors, PCI_DRIVERS, names(host, PCI_DRIVERS)).unwrap_or_default();
-    HostFacts {
-        architecture: architecture.unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
-        os_id: os_release(&os, "ID"),
-        os_version: os_release(&os, "VERSION_ID"),
-        iommu: false,
-        iommufd: host.exists(Path::new("/dev/iommu")),
-        vfio_pci_loaded: drivers.contains(driver::VFIO_PCI),
-        vfio_drivers: note(errors, "/lib/modules", VfioDrivers::read(host, &kernel_release)).unwrap_or_default(),
-        vfio_groups: iommu::open_nodes(host),
-        vfio_devices: names(host, "/dev/vfio/devices").unwrap_or_default(),
-        drivers,
-        kernel_release,
+/// What is asked only where a GPU needs the answer: the kernel has more groups and ports than anybody wants to know of.
+fn look_closer(host: &impl Host, inventory: &mut Inventory) {
+    let groups: BTreeSet<u32> = inventory.gpus().iter().filter_map(|gpu| gpu.group).collect();
+    for group in groups {
+        let regions =
+            note(&mut inventory.errors, iommu::GROUPS, iommu::firmware_memory(host, group)).unwrap_or_default();
+        if !regions.is_empty() {
+            inventory.firmware_memory.insert(group, regions);
+        }
+    }
+    let crowded =
+        inventory.gpus().into_iter().filter(|gpu| !gpu.foreign.is_empty() || !gpu.shares_group_with.is_empty());
+    let ports: BTreeSet<_> = crowded.flat_map(|gpu| inventory.path(gpu.primary.address)).collect();
+    for port in ports {
+        if let Some(function) = inventory.functions.get_mut(&port) {
+            function.acs = host.read(&device_path(port).join("config")).ok().and_then(|config| iommu::acs(&config));
+        }
     }
 }
 
-fn names(host: &impl Host, dir: &str) -> io::Result<BTreeSet<String>> {
-    Ok(host.list(Path::new(dir))?.iter().map(|name| name.to_string_lossy().into_owned()).collect())
-}
-
-fn os_release(text: &str, key: &str) -> String {
-    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    value.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
+pub(crate) fn note<T>(errors: &mut Vec<ObserveError>, path: &str, result: io::Result<T>) -> Option<T> {
+    result.map_err(|error| errors.push(ObserveError::Host { path: path.into(), reason: error.to_string() })).ok()
 }
 
 struct Reader<'a, H> {
@@ -239,6 +225,8 @@ impl<H: Host> Reader<'_, H> {
             None => None,
         };
         let entries = self.required("directory", self.host.list(&device_path(self.address)))?;
+        let class = self.hex("class")?;
+        let gpu = vendor == NVIDIA && is_display(class);
         let numvfs = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
         Ok(Function {
             address: self.address,
@@ -246,7 +234,7 @@ impl<H: Host> Reader<'_, H> {
             device: self.id("device")?,
             subsystem_vendor: self.id("subsystem_vendor")?,
             subsystem_device: self.id("subsystem_device")?,
-            class: self.hex("class")?,
+            class,
             driver,
             driver_override: if vendor == NVIDIA && !self.locked { self.driver_override(errors) } else { None },
             iommu_group,
@@ -261,6 +249,15 @@ impl<H: Host> Reader<'_, H> {
                 .and_then(|names| names.first()?.to_str().map(str::to_owned)),
             modalias: self.soft(errors, "modalias"),
             upstream: self.upstream(),
+            bars: self.of_gpu(errors, gpu, "resource").map(|text| bar::parse(&text)).unwrap_or_default(),
+            reset_methods: self
+                .of_gpu(errors, gpu, "reset_method")
+                .map(|text| text.split_ascii_whitespace().map(str::to_owned).collect())
+                .unwrap_or_default(),
+            power_state: self.of_gpu(errors, gpu, "power_state"),
+            d3cold_allowed: self.of_gpu(errors, gpu, "d3cold_allowed").map(|text| text == "1"),
+            vfs_possible: self.of_gpu(errors, gpu, "sriov_totalvfs").and_then(|text| text.parse().ok()).unwrap_or(0),
+            acs: None,
         })
     }
 
@@ -271,6 +268,10 @@ impl<H: Host> Reader<'_, H> {
     fn required<T>(&self, attribute: &'static str, result: io::Result<T>) -> Result<T, ObserveError> {
         let address = self.address;
         result.map_err(|error| ObserveError::Function { address, attribute, reason: error.to_string() })
+    }
+
+    fn of_gpu(&self, errors: &mut Vec<ObserveError>, gpu: bool, attribute: &'static str) -> Option<String> {
+        gpu.then(|| self.soft(errors, attribute)).flatten()
     }
 
     /// An attribute without which the function is still known: absent on some kernels and devices.
@@ -337,6 +338,15 @@ impl Inventory {
         let known = |name: &str| name.parse().is_ok_and(|address| self.functions.contains_key(&address));
         let members = self.groups.get(&group).into_iter().flatten();
         members.map(String::as_str).filter(|name| !known(name)).collect()
+    }
+
+    /// Ports and bridges above a function, the root port first.
+    pub fn path(&self, address: PciAddress) -> Vec<PciAddress> {
+        let upstream = |address: &PciAddress| self.functions.get(address).and_then(|function| function.upstream);
+        // A described machine may have a circle; no bus is deeper than there are bus numbers.
+        let mut path: Vec<_> = std::iter::successors(upstream(&address), upstream).take(256).collect();
+        path.reverse();
+        path
     }
 
     fn describe<'a>(&'a self, primary: &'a Function) -> Gpu<'a> {

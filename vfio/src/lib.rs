@@ -5,10 +5,11 @@
 //! |---|---|
 //! | [`address`] | the address of a PCI function |
 //! | [`host`] | reading a host below a root directory: the only door for reads |
-//! | [`iommu`], [`driver`], [`inventory`] | what the kernel says: groups, VFIO drivers, functions, GPUs |
+//! | [`facts`], [`inventory`] | what the kernel says of the host, its PCI functions and its GPUs |
+//! | [`iommu`], [`driver`], [`bar`], [`console`] | groups and ports, VFIO drivers, memory, screens |
 //! | [`mod@holders`] | who has a GPU open |
 //! | [`journal`] | what was changed since boot, so that it can be undone |
-//! | [`mod@plan`] | pure: the steps to a binding, or why not |
+//! | [`mod@plan`], [`refusal`] | pure: the steps to a binding, or why not |
 //! | [`kernel`], [`module`] | bounded writes and module loads in a child: the only door for writes |
 //! | [`mod@execute`] | does a plan, journal first |
 //! | [`verify`] | pure: what still differs |
@@ -18,8 +19,11 @@
 //! grabs every device of an id; a group with a member on a host driver cannot be opened, one with an unbound member can.
 
 pub mod address;
+pub mod bar;
+pub mod console;
 pub mod driver;
 pub mod execute;
+pub mod facts;
 pub mod holders;
 pub mod host;
 pub mod inventory;
@@ -28,6 +32,7 @@ pub mod journal;
 pub mod kernel;
 pub mod module;
 pub mod plan;
+pub mod refusal;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod verify;

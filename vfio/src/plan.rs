@@ -9,9 +9,11 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::address::PciAddress;
+use crate::console::Framebuffer;
 use crate::holders::Holder;
 use crate::inventory::{Function, Gpu, Ids, Inventory};
 use crate::journal::{Journal, Origin};
+pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
 
 /// Who shall drive a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -81,96 +83,6 @@ impl fmt::Display for Step {
     }
 }
 
-/// A device that should not be in a GPU's group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ForeignDevice {
-    /// PCI address, or the kernel's name of a device that is not PCI or cannot be read.
-    pub name: String,
-    /// `vendor:device` in hex.
-    pub ids: Option<String>,
-    pub driver: Option<String>,
-}
-
-impl fmt::Display for ForeignDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (", self.name)?;
-        match &self.ids {
-            Some(ids) => write!(f, "{ids}, ")?,
-            None => write!(f, "unreadable, ")?,
-        }
-        match &self.driver {
-            Some(driver) => write!(f, "on {driver})"),
-            None => write!(f, "on no driver)"),
-        }
-    }
-}
-
-/// Why nothing is done. Each names the device, what stands in the way, and the next step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-pub enum Refusal {
-    #[error("{address} is no GPU of this host that can be handed out; `gpuvirt inspect` lists those")]
-    NotAGpu { address: PciAddress },
-    #[error(
-        "gpu {gpu}: the IOMMU is off; switch on VT-d or AMD-Vi in the firmware and boot with intel_iommu=on or amd_iommu=on"
-    )]
-    IommuOff { gpu: PciAddress },
-    #[error(
-        "gpu {gpu} is in no IOMMU group although the IOMMU is on; look for its address in the kernel log (DMAR, AMD-Vi)"
-    )]
-    NoGroup { gpu: PciAddress },
-    #[error(
-        "gpu {gpu}: its IOMMU group {group} also holds {}; move the card to another slot, or give that device to vfio-pci \
-         as well",
-        list(devices)
-    )]
-    ForeignInGroup { gpu: PciAddress, group: u32, devices: Vec<ForeignDevice> },
-    #[error(
-        "gpu {gpu}: its IOMMU group {group} also holds gpu {}{}; set the same mode for all of them", list(others),
-        port.map(|port| format!(" (both behind {port})")).unwrap_or_default()
-    )]
-    SharedGroup { gpu: PciAddress, group: u32, others: Vec<PciAddress>, port: Option<PciAddress> },
-    #[error("gpu {gpu} is in use by {}; {}", list(holders), next_steps(holders))]
-    InUse { gpu: PciAddress, holders: Vec<Holder> },
-    #[error("gpu {gpu}: {device} has {count} virtual functions; end their VMs and write 0 to its sriov_numvfs")]
-    VfsPresent { gpu: PciAddress, device: PciAddress, count: u16 },
-    #[error(
-        "gpu {gpu} was on {driver} before gpuvirt saw it, so it is left there; to give it to the host, clear its \
-         driver_override and unbind it by hand, or look for what binds it at boot (vfio-pci.ids=, driverctl)"
-    )]
-    Adopted { gpu: PciAddress, driver: String },
-    #[error(
-        "gpu {gpu}: a write to {path} hangs in the kernel (pid {pid}); it ends when the user of {device} lets go, or by a reboot"
-    )]
-    WriteHanging { gpu: PciAddress, device: PciAddress, pid: i32, path: String },
-}
-
-impl Refusal {
-    /// One word for conditions and metrics.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NotAGpu { .. } => "NotAGpu",
-            Self::IommuOff { .. } => "IommuOff",
-            Self::NoGroup { .. } => "NoIommuGroup",
-            Self::ForeignInGroup { .. } => "ForeignDeviceInGroup",
-            Self::SharedGroup { .. } => "SharedIommuGroup",
-            Self::InUse { .. } => "InUse",
-            Self::VfsPresent { .. } => "VirtualFunctionsPresent",
-            Self::Adopted { .. } => "Adopted",
-            Self::WriteHanging { .. } => "WriteHanging",
-        }
-    }
-}
-
-fn list<T: fmt::Display>(items: &[T]) -> String {
-    items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn next_steps(holders: &[Holder]) -> String {
-    let mut steps: Vec<_> = holders.iter().map(Holder::next_step).collect();
-    steps.dedup();
-    steps.join(", ")
-}
-
 /// The steps that bring a GPU and its group to a binding.
 ///
 /// # Errors
@@ -193,6 +105,12 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
         }
     };
     let plan = Plan { gpu, steps };
+    if plan.disrupts() && binding == Binding::Vfio {
+        for function in &unit {
+            refuse_useless(world.inventory, gpu, function)?;
+        }
+        refuse_console(world.inventory, gpu, &unit)?;
+    }
     if plan.disrupts() {
         refuse_split(world, &described, binding)?;
         refuse_in_use(world, &described, &unit)?;
@@ -239,7 +157,61 @@ fn refuse_unusable_group(world: &World<'_>, gpu: &Gpu<'_>) -> Result<(), Refusal
     let unknown = world.inventory.unknown_members(group).into_iter();
     let unknown = unknown.map(|name| ForeignDevice { name: name.to_owned(), ids: None, driver: None });
     let devices: Vec<_> = foreign.chain(unknown).collect();
-    if devices.is_empty() { Ok(()) } else { Err(Refusal::ForeignInGroup { gpu: address, group, devices }) }
+    if !devices.is_empty() {
+        let port = shared_port(world.inventory, address, gpu.foreign.iter().map(|function| function.address));
+        return Err(Refusal::ForeignInGroup { gpu: address, group, devices, port });
+    }
+    match world.inventory.firmware_memory.get(&group) {
+        Some(regions) => Err(Refusal::FirmwareMemory { gpu: address, group, regions: regions.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// The lowest port above a GPU and all of the others.
+fn shared_port(
+    inventory: &Inventory,
+    gpu: PciAddress,
+    others: impl IntoIterator<Item = PciAddress>,
+) -> Option<SharedPort> {
+    let mut shared = inventory.path(gpu);
+    for other in others {
+        let path = inventory.path(other);
+        shared.retain(|port| path.contains(port));
+    }
+    let address = *shared.last()?;
+    Some(SharedPort { address, acs: inventory.functions.get(&address)?.acs })
+}
+
+/// What VFIO would take, and then do nothing with.
+fn refuse_useless(inventory: &Inventory, gpu: PciAddress, function: &Function) -> Result<(), Refusal> {
+    let device = function.address;
+    if let Some(bar) = function.bars.iter().find(|bar| !bar.assigned) {
+        return Err(Refusal::BarUnassigned { gpu, device, bar: *bar });
+    }
+    let (driver, facts) = (inventory.vfio_driver(function), &inventory.facts);
+    if function.on_vfio() || facts.drivers.contains(&driver.name) {
+        return Ok(());
+    }
+    let gap = if !facts.vfio_modules.contains(&driver.module) {
+        DriverGap::NoModule
+    } else if facts.forbids_module(&driver.module) {
+        DriverGap::Forbidden
+    } else {
+        return Ok(());
+    };
+    let (driver, release) = (driver.name, facts.kernel_release.clone());
+    Err(Refusal::NoDriver { gpu, device, driver, release, gap })
+}
+
+fn refuse_console(inventory: &Inventory, gpu: PciAddress, unit: &[&Function]) -> Result<(), Refusal> {
+    let shown = unit.iter().filter(|function| !function.on_vfio()).find_map(|function| {
+        let on = |framebuffer: &&Framebuffer| framebuffer.is_on(function.address, function.boot_vga);
+        Some((function.address, inventory.facts.framebuffers.iter().find(on)?))
+    });
+    match shown {
+        Some((device, framebuffer)) => Err(Refusal::Console { gpu, device, framebuffer: framebuffer.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// GPUs of one group go together or not at all.
@@ -253,7 +225,8 @@ fn refuse_split(world: &World<'_>, gpu: &Gpu<'_>, binding: Binding) -> Result<()
     let others: Vec<_> = gpu.shares_group_with.iter().filter(stays).copied().collect();
     match gpu.group {
         Some(group) if !others.is_empty() => {
-            Err(Refusal::SharedGroup { gpu: gpu.primary.address, group, others, port: gpu.primary.upstream })
+            let port = shared_port(world.inventory, gpu.primary.address, others.iter().copied());
+            Err(Refusal::SharedGroup { gpu: gpu.primary.address, group, others, port })
         }
         Some(_) | None => Ok(()),
     }

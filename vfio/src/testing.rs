@@ -164,6 +164,9 @@ impl Machine {
         put(root, "/etc/os-release", format!("NAME=\"Some OS\"\nID={id}\nVERSION_ID=\"{version}\"\n"));
         let aliases: Vec<_> = described.aliases.iter().map(|line| format!("alias {line}")).collect();
         put(root, &format!("/lib/modules/{}/modules.alias", described.kernel), aliases.join("\n"));
+        let file = |name: &String| format!("kernel/drivers/vfio/pci/{name}.ko.xz:");
+        let modules: Vec<_> = described.modules.iter().map(file).collect();
+        put(root, &format!("/lib/modules/{}/modules.dep", described.kernel), modules.join("\n"));
         if described.iommufd {
             put(root, "/dev/iommu", "char 10:124");
         }

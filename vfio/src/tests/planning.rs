@@ -1,7 +1,7 @@
 use super::{View, at, steps};
 use crate::inventory::observe;
 use crate::journal::{Journal, Pending};
-use crate::plan::{Binding, Refusal};
+use crate::plan::{Binding, Refusal, SharedPort};
 use crate::testing::Machine;
 use crate::verify::{Deviation, deviations};
 
@@ -144,7 +144,8 @@ fn gpus_of_one_group_go_together_or_not_at_all() {
     let mut view = View::of(&machine);
     let (first, second) = ("0000:03:00.0", "0000:04:00.0");
     let refusal = view.plan(&Journal::in_memory(), first, Binding::Vfio).unwrap_err();
-    let (gpu, others, port) = (at(first), vec![at(second)], Some(at("0000:02:00.0")));
+    let port = Some(SharedPort { address: at("0000:02:00.0"), acs: None });
+    let (gpu, others) = (at(first), vec![at(second)]);
     assert_eq!(refusal, Refusal::SharedGroup { gpu, group: 7, others, port });
     view.wanted = [(at(second), Binding::Vfio)].into();
     let plan = view.plan(&Journal::in_memory(), first, Binding::Vfio).unwrap();
@@ -224,4 +225,125 @@ fn a_group_without_node_is_a_deviation() {
 fn a_gpu_that_is_gone_is_a_deviation() {
     let gpu = at("0000:99:00.0");
     assert_eq!(deviations(&observe(&Machine::described("eight-t4")), gpu, Binding::Vfio), [Deviation::Gone { gpu }]);
+}
+
+fn lines(machine: &Machine, gpu: &str, file: &str, text: &str) -> Refusal {
+    machine.write(&format!("/sys/bus/pci/devices/{gpu}/{file}"), text);
+    refusal(machine, gpu)
+}
+
+#[test]
+fn a_gpu_without_a_place_for_its_memory_is_refused() {
+    for (resource, named) in [
+        ("0x0 0x0 0x0\n", "BAR 0 of 0000:52:00.0 has no place"),
+        ("0xb7000000 0xb7ffffff 0x40200\n0x0 0x7ffffffff 0x2014220c\n", "BAR 1 of 0000:52:00.0 (32 GiB) has no place"),
+    ] {
+        let refusal = lines(&Machine::described("rtx-4000"), RTX, "resource", resource);
+        assert_eq!(refusal.reason(), "BarUnassigned");
+        let text = refusal.to_string();
+        assert!(text.contains(named) && text.contains("above 4G"), "{text}");
+    }
+}
+
+#[test]
+fn without_a_vfio_driver_nothing_is_touched() {
+    let machine = Machine::described("rtx-4000");
+    machine.write("/lib/modules/6.1.0-26-amd64/modules.dep", "kernel/drivers/net/ice.ko:\n");
+    let refused = refusal(&machine, RTX);
+    assert_eq!(refused.reason(), "NoVfioDriver");
+    assert!(refused.to_string().contains("then `modprobe vfio-pci`"), "{refused}");
+    machine.write("/lib/modules/6.1.0-26-amd64/modules.builtin", "kernel/drivers/vfio/pci/vfio-pci.ko\n");
+    assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok(), "built in");
+}
+
+#[test]
+fn a_module_that_the_command_line_forbids_is_not_tried() {
+    let machine = Machine::described("rtx-4000");
+    machine.write("/proc/cmdline", "quiet module_blacklist=nouveau,vfio-pci intel_iommu=on\n");
+    let refusal = refusal(&machine, RTX);
+    assert_eq!(refusal.reason(), "NoVfioDriver");
+    assert!(refusal.to_string().contains("module_blacklist="), "{refusal}");
+}
+
+#[test]
+fn the_variant_driver_that_a_gpu_needs_must_be_there_too() {
+    let machine = Machine::described("gb200");
+    machine.write("/lib/modules/6.11.0-1013-nvidia-64k/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko:\n");
+    let refusal = refusal(&machine, "0008:01:00.0");
+    assert!(refusal.to_string().contains("nvgrace_gpu_vfio_pci"), "{refusal}");
+}
+
+#[test]
+fn a_gpu_that_shows_the_console_is_refused() {
+    const GPU: &str = "0000:01:00.0";
+    let iomem = "c0000000-cfffffff : 0000:01:00.0\n  c0000000-c02fffff : BOOTFB\n";
+    let efi = ("/sys/class/graphics/fb0", "../../devices/platform/efi-framebuffer.0/graphics/fb0");
+    let below = ("/sys/class/graphics/fb0", "../../devices/pci0000:00/0000:01:00.0/simple-framebuffer.0/graphics/fb0");
+    let own = ("/sys/class/graphics/fb0", "../../devices/pci0000:00/0000:01:00.0/drm/card0/graphics/fb0");
+    for (link, iomem, console, next_step) in [
+        (None, iomem, false, "initcall_blacklist=sysfb_init"),
+        (Some(efi), "", false, "initcall_blacklist=sysfb_init"),
+        (Some(below), "", true, "initcall_blacklist=sysfb_init"),
+        (Some(own), "", true, "echo 0 > /sys/class/vtconsole/vtcon1/bind"),
+    ] {
+        let machine = Machine::described("six-rtx-3090");
+        machine.write("/proc/iomem", iomem);
+        if let Some((path, target)) = link {
+            machine.symlink(path, target);
+        }
+        machine.write("/sys/class/vtconsole/vtcon1/name", "(M) frame buffer device\n");
+        machine.write("/sys/class/vtconsole/vtcon1/bind", u8::from(console).to_string());
+        let refusal = refusal(&machine, GPU);
+        assert_eq!(refusal.reason(), "Console", "{link:?}");
+        assert!(refusal.to_string().contains(next_step), "{refusal}");
+        let other = View::of(&machine).plan(&Journal::in_memory(), "0000:25:00.0", Binding::Vfio);
+        assert!(other.is_ok(), "another card goes all the same");
+    }
+}
+
+#[test]
+fn a_screen_of_its_own_driver_without_console_goes_along() {
+    let machine = Machine::described("six-rtx-3090");
+    let target = "../../devices/pci0000:00/0000:01:00.0/drm/card0/graphics/fb0";
+    machine.symlink("/sys/class/graphics/fb0", target);
+    machine.write("/sys/class/vtconsole/vtcon0/name", "(S) dummy device\n");
+    machine.write("/sys/class/vtconsole/vtcon0/bind", "1\n");
+    assert!(View::of(&machine).plan(&Journal::in_memory(), "0000:01:00.0", Binding::Vfio).is_ok());
+}
+
+#[test]
+fn memory_that_firmware_uses_through_the_group_is_a_refusal() {
+    let machine = Machine::described("rtx-4000");
+    let regions = "/sys/kernel/iommu_groups/35/reserved_regions";
+    machine.write(regions, "0x00000000fee00000 0x00000000feefffff msi\n0xbc000000 0xbdffffff direct-relaxable\n");
+    assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok(), "no obstacles");
+    machine.write(regions, "0x00000000bdf6f000 0x00000000bdf7efff direct\n0xfee00000 0xfeefffff msi\n");
+    let refusal = refusal(&machine, RTX);
+    assert_eq!(refusal.reason(), "FirmwareMemory");
+    assert!(refusal.to_string().contains("0xbdf6f000-0xbdf7efff"), "{refusal}");
+}
+
+#[test]
+fn the_port_that_does_not_keep_a_foreign_device_apart_is_named() {
+    let yaml = FOREIGN.replace("DRIVER", "ice").replace("group: 35 }", "group: 35, under: \"0000:50:02.0\" }")
+        + "  \"0000:50:02.0\": { ids: \"8086:347a\", class: \"060400\", group: 34 }\n";
+    let config = |control: u8| {
+        let mut config = vec![0; 0x1000];
+        config[0x100..0x107].copy_from_slice(&[0x0d, 0, 1, 0, 0, 0, control]);
+        config
+    };
+    for (config, hint) in [
+        (Some(config(0x1d)), "(both behind 0000:50:02.0, which has ACS on"),
+        (Some(config(0)), "(both behind 0000:50:02.0, whose ACS is off"),
+        (Some(vec![0; 0x1000]), "(both behind 0000:50:02.0, which has no ACS"),
+        (None, "(both behind 0000:50:02.0)"),
+    ] {
+        let machine = Machine::from_yaml(&yaml);
+        if let Some(config) = config {
+            machine.write("/sys/bus/pci/devices/0000:50:02.0/config", config);
+        }
+        let refusal = refusal(&machine, RTX);
+        assert_eq!(refusal.reason(), "ForeignDeviceInGroup");
+        assert!(refusal.to_string().contains(hint), "{refusal}");
+    }
 }

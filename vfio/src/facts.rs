@@ -1,0 +1,119 @@
+//! What is true for a whole host.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::console::{self, Framebuffer};
+use crate::driver::{self, VfioDrivers, canonical};
+use crate::host::{self, Host};
+use crate::inventory::{ObserveError, PCI_DRIVERS, note};
+use crate::iommu;
+
+/// What is true for the whole host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostFacts {
+    /// As `uname -r` says.
+    pub kernel_release: String,
+    /// As `uname -m` says, e.g. `x86_64`, `aarch64`.
+    pub architecture: String,
+    /// `ID` of os-release, e.g. `debian`; empty when unknown.
+    pub os_id: String,
+    /// `VERSION_ID` of os-release; empty when unknown or when there is none.
+    pub os_version: String,
+    /// `vendor_id` of the processors, e.g. `GenuineIntel`; empty when unknown (Arm has none).
+    pub cpu_vendor: String,
+    /// The kernel command line.
+    pub command_line: String,
+    /// Whether UEFI Secure Boot is on, so that modules must be signed; `None` without UEFI.
+    pub secure_boot: Option<bool>,
+    /// Whether the kernel keeps devices apart with an IOMMU.
+    pub iommu: bool,
+    /// Names of the IOMMUs, e.g. `dmar0` (Intel), `ivhd0` (AMD), `smmu3.0x…` (Arm).
+    pub iommus: BTreeSet<String>,
+    /// Whether `/dev/iommu` exists: VFIO devices can be opened without their group.
+    pub iommufd: bool,
+    /// Whether the driver `vfio-pci` is there, loaded or built in.
+    pub vfio_pci_loaded: bool,
+    /// Names of all PCI drivers that are there.
+    pub drivers: BTreeSet<String>,
+    /// The VFIO drivers that the kernel's modules offer.
+    pub vfio_drivers: VfioDrivers,
+    /// VFIO modules that this kernel has, built in or as files (`modules.builtin`, `modules.dep`), with `_` for `-`.
+    pub vfio_modules: BTreeSet<String>,
+    /// Groups with a node in `/dev/vfio`.
+    pub vfio_groups: BTreeSet<u32>,
+    /// Names (`vfioN`) of the nodes in `/dev/vfio/devices`.
+    pub vfio_devices: BTreeSet<String>,
+    /// What shows the console, and on which device.
+    pub framebuffers: Vec<Framebuffer>,
+}
+
+impl HostFacts {
+    /// Whether the kernel command line forbids loading a module (`module_blacklist=`, `kernel/module/main.c`).
+    pub fn forbids_module(&self, name: &str) -> bool {
+        let words = self.command_line.split_ascii_whitespace();
+        let lists = words.filter_map(|word| word.strip_prefix("module_blacklist="));
+        lists.flat_map(|list| list.split(',')).any(|listed| canonical(listed) == canonical(name))
+    }
+}
+
+pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFacts {
+    const RELEASE: &str = "/proc/sys/kernel/osrelease";
+    let kernel_release = note(errors, RELEASE, host::text(host, Path::new(RELEASE))).unwrap_or_default();
+    // Only kernels since 6.1 say it; a program runs on the architecture it was built for.
+    let architecture = host::text(host, Path::new("/proc/sys/kernel/arch"));
+    let os = host::text(host, Path::new("/etc/os-release")).unwrap_or_default();
+    let drivers = note(errors, PCI_DRIVERS, names(host, PCI_DRIVERS)).unwrap_or_default();
+    HostFacts {
+        architecture: architecture.unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
+        os_id: os_release(&os, "ID"),
+        os_version: os_release(&os, "VERSION_ID"),
+        cpu_vendor: cpu_vendor(host),
+        command_line: host::text(host, Path::new("/proc/cmdline")).unwrap_or_default(),
+        secure_boot: secure_boot(host),
+        iommu: false,
+        iommus: names(host, "/sys/class/iommu").unwrap_or_default(),
+        iommufd: host.exists(Path::new("/dev/iommu")),
+        vfio_pci_loaded: drivers.contains(driver::VFIO_PCI),
+        vfio_drivers: note(errors, "/lib/modules", VfioDrivers::read(host, &kernel_release)).unwrap_or_default(),
+        vfio_modules: vfio_modules(host, &kernel_release),
+        vfio_groups: iommu::open_nodes(host),
+        vfio_devices: names(host, "/dev/vfio/devices").unwrap_or_default(),
+        framebuffers: console::framebuffers(host),
+        drivers,
+        kernel_release,
+    }
+}
+
+fn names(host: &impl Host, dir: &str) -> io::Result<BTreeSet<String>> {
+    Ok(host.list(Path::new(dir))?.iter().map(|name| name.to_string_lossy().into_owned()).collect())
+}
+
+fn os_release(text: &str, key: &str) -> String {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
+}
+
+fn cpu_vendor(host: &impl Host) -> String {
+    let text = host::text(host, Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("vendor_id"));
+    line.and_then(|line| line.split_once(':')).map(|(_, vendor)| vendor.trim().to_owned()).unwrap_or_default()
+}
+
+/// An EFI variable is four bytes of attributes and its value, here one byte (`Documentation/filesystems/efivarfs.rst`).
+fn secure_boot(host: &impl Host) -> Option<bool> {
+    let variable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
+    host.read(Path::new(variable)).ok()?.get(4).map(|value| *value == 1)
+}
+
+/// Only names that end like a VFIO driver's: the tables have thousands of others.
+fn vfio_modules(host: &impl Host, release: &str) -> BTreeSet<String> {
+    let dir = PathBuf::from("/lib/modules").join(release);
+    let tables = ["modules.dep", "modules.builtin"].map(|table| host::text(host, &dir.join(table)).unwrap_or_default());
+    let files = tables.iter().flat_map(|text| text.lines()).map(|line| line.split(':').next().unwrap_or_default());
+    let names = files.filter_map(|file| Some(file.rsplit('/').next()?.split_once(".ko")?.0));
+    names.filter(|name| driver::is_vfio(name)).map(canonical).collect()
+}
