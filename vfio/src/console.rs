@@ -118,10 +118,10 @@ fn claimed(iomem: &str) -> Vec<(String, PciAddress)> {
         above.retain(|(level, _)| *level < depth);
         if let Ok(address) = name.parse() {
             above.push((depth, address));
-        } else if let Some((_, device)) = above.last().filter(|_| BUFFERS.contains(&name)) {
-            if !found.iter().any(|(_, other)| other == device) {
-                found.push((name.to_owned(), *device));
-            }
+        } else if let Some((_, device)) = above.last().filter(|_| BUFFERS.contains(&name))
+            && !found.iter().any(|(_, other)| other == device)
+        {
+            found.push((name.to_owned(), *device));
         }
     }
     found

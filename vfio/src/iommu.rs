@@ -61,7 +61,7 @@ pub(crate) fn firmware_memory(host: &impl Host, group: u32) -> io::Result<Vec<Re
     Ok(text.lines().filter_map(region).collect())
 }
 
-/// Whether a port keeps the devices behind it apart (PCIe Access Control Services).
+/// Whether a port keeps the devices behind it apart (`PCIe` Access Control Services).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Acs {
     /// It cannot.

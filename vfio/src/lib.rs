@@ -13,6 +13,7 @@
 //! | [`kernel`], [`module`] | bounded writes and module loads in a child: the only door for writes |
 //! | [`mod@execute`] | does a plan, journal first |
 //! | [`verify`] | pure: what still differs |
+//! | [`described`], [`tree`] | machines that are described instead of had |
 //!
 //! Facts that shape the code (measured on Linux 6.1 and 6.12): `unbind` of a device in use does not return and cannot be
 //! killed; `driver_override` survives an unbind, reads `(null)` when empty and is cleared by writing a newline; `new_id`
@@ -21,6 +22,7 @@
 pub mod address;
 pub mod bar;
 pub mod console;
+pub mod described;
 pub mod driver;
 pub mod execute;
 pub mod facts;
@@ -35,17 +37,21 @@ pub mod plan;
 pub mod refusal;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod tree;
 pub mod verify;
 
 #[cfg(test)]
 mod tests;
 
 pub use address::PciAddress;
+pub use described::{Description, DescriptionError};
 pub use execute::{ExecuteError, execute};
 pub use holders::{Holder, holders};
 pub use host::{Host, Root};
 pub use inventory::{Function, Gpu, HostFacts, Inventory, ObserveError, observe, observe_except};
 pub use journal::Journal;
 pub use kernel::{Kernel, KernelError, LinuxKernel};
-pub use plan::{Binding, Plan, Refusal, Step, World, plan};
+pub use plan::{Binding, Plan, Step, World, plan};
+pub use refusal::Refusal;
+pub use tree::Tree;
 pub use verify::{Deviation, deviations};

@@ -12,56 +12,13 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
 use crate::address::PciAddress;
+use crate::described::{self, Description, ProcessEntry};
 use crate::driver::{self, canonical};
-use crate::host::{DeviceNumber, FileKind, Host, Root, Stat};
-use crate::inventory::{PCI_DEVICES, PCI_DRIVERS, device_path};
+use crate::host::{FileKind, Host, Root, Stat};
+use crate::inventory::{PCI_DRIVERS, device_path};
 use crate::kernel::{Kernel, KernelError};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Description {
-    kernel: String,
-    #[serde(default = "x86_64")]
-    architecture: String,
-    /// `ID VERSION_ID`.
-    os: String,
-    #[serde(default)]
-    iommufd: bool,
-    /// PCI drivers that are there beside those that functions are on.
-    #[serde(default)]
-    drivers: BTreeSet<String>,
-    /// Names of drivers that can be loaded as modules.
-    #[serde(default)]
-    modules: BTreeSet<String>,
-    /// Lines of `modules.alias`, without the word `alias`.
-    #[serde(default)]
-    aliases: Vec<String>,
-    functions: BTreeMap<PciAddress, Described>,
-}
-
-fn x86_64() -> String {
-    "x86_64".to_owned()
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Described {
-    /// `vendor:device`, or `vendor:device subvendor:subdevice`.
-    ids: String,
-    class: String,
-    driver: Option<String>,
-    /// The driver that takes it when nothing is reserved; `driver` when absent.
-    native: Option<String>,
-    group: Option<u32>,
-    numa: Option<i32>,
-    under: Option<PciAddress>,
-    physfn: Option<PciAddress>,
-    #[serde(default)]
-    boot_vga: bool,
-}
+use crate::tree::{self, Node};
 
 /// A machine below a temporary directory, which goes with it. Read it through [`Host`], change it through
 /// [`Machine::kernel`] or with the mutations below.
@@ -88,18 +45,18 @@ impl Machine {
     /// # Panics
     /// When it is malformed.
     pub fn from_yaml(text: &str) -> Self {
-        let described: Description = serde_saphyr::from_str(text).expect("the description should be well-formed");
+        let described = Description::parse(text).expect("the description should be well-formed");
+        let tree = described.tree().expect("the description should be well-formed");
         // Trees of many small files: in memory where there is room, which is several times faster.
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let dir = dir.expect("a temporary directory should be creatable");
+        lay_out(dir.path(), tree.top());
         let root = Root::new(dir.path()).expect("the temporary directory should be there");
         let native = described.functions.iter().filter_map(|(address, function)| {
             let name = function.native.clone().or_else(|| function.driver.clone())?;
             Some((*address, name)).filter(|(_, name)| !driver::is_vfio(name))
         });
-        let machine = Self { root, modules: described.modules.clone(), native: native.collect(), dir };
-        machine.build(&described);
-        machine
+        Self { root, modules: described.modules.clone(), native: native.collect(), dir }
     }
 
     /// Where the machine's `/` is.
@@ -143,47 +100,10 @@ impl Machine {
     /// # Panics
     /// When there is a process with that pid already.
     pub fn open_device(&self, pid: i32, command: &str, node: &str, pod: Option<&str>) {
-        let proc = format!("/proc/{pid}");
-        put(self.path(), &format!("{proc}/comm"), format!("{command}\n"));
-        let cgroup =
-            pod.map_or_else(|| "/system.slice".to_owned(), |uid| format!("/kubepods/burstable/pod{uid}/c0ffee"));
-        put(self.path(), &format!("{proc}/cgroup"), format!("0::{cgroup}\n"));
-        // As with every process, some descriptors are no paths, and one is open twice.
-        let fds = below(self.path(), Path::new(&format!("{proc}/fd")));
-        fs::create_dir_all(&fds).expect("a directory should be creatable");
-        for (fd, target) in [("0", "/dev/null"), ("1", "socket:[4711]"), ("7", node), ("8", node)] {
-            symlink(target, fds.join(fd)).expect("a link should be creatable");
-        }
-    }
-
-    fn build(&self, described: &Description) {
-        let root = self.path();
-        put(root, "/proc/sys/kernel/osrelease", format!("{}\n", described.kernel));
-        put(root, "/proc/sys/kernel/arch", format!("{}\n", described.architecture));
-        let (id, version) = described.os.split_once(' ').unwrap_or((&described.os, ""));
-        put(root, "/etc/os-release", format!("NAME=\"Some OS\"\nID={id}\nVERSION_ID=\"{version}\"\n"));
-        let aliases: Vec<_> = described.aliases.iter().map(|line| format!("alias {line}")).collect();
-        put(root, &format!("/lib/modules/{}/modules.alias", described.kernel), aliases.join("\n"));
-        let file = |name: &String| format!("kernel/drivers/vfio/pci/{name}.ko.xz:");
-        let modules: Vec<_> = described.modules.iter().map(file).collect();
-        put(root, &format!("/lib/modules/{}/modules.dep", described.kernel), modules.join("\n"));
-        if described.iommufd {
-            put(root, "/dev/iommu", "char 10:124");
-        }
-        fs::create_dir_all(below(root, Path::new(PCI_DEVICES))).expect("a directory should be creatable");
-        let used = described.functions.values().filter_map(|function| function.driver.as_ref());
-        for driver in described.drivers.iter().chain(used) {
-            add_driver(root, driver);
-        }
-        for (address, function) in &described.functions {
-            add_function(root, *address, function);
-        }
-        // After all are there: a physical function's links lead to its virtual ones.
-        for (address, function) in &described.functions {
-            if let Some(driver) = &function.driver {
-                bind(root, *address, driver);
-            }
-        }
+        described::process(pid, command, node, pod, |path, entry| match entry {
+            ProcessEntry::File(text) => put(self.path(), &path.to_string_lossy(), text),
+            ProcessEntry::Link(target) => link(self.path(), path, target),
+        });
     }
 }
 
@@ -208,10 +128,7 @@ impl Host for Machine {
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         let stat = self.root.stat(path)?;
         let content = if stat.kind == FileKind::Regular { self.root.read(path)? } else { Vec::new() };
-        let number = std::str::from_utf8(&content).ok().and_then(|text| text.strip_prefix("char ")?.split_once(':'));
-        let number = number.and_then(|(major, minor)| {
-            Some(DeviceNumber { major: major.parse().ok()?, minor: minor.trim().parse().ok()? })
-        });
+        let number = tree::device_number(&content);
         Ok(number.map_or(stat, |number| Stat { kind: FileKind::CharDevice(number) }))
     }
 }
@@ -352,69 +269,30 @@ fn group_of(root: &Path, address: PciAddress) -> Option<String> {
 }
 
 fn add_driver(root: &Path, name: &str) {
-    for file in ["bind", "unbind", "new_id"] {
-        put(root, &format!("{PCI_DRIVERS}/{name}/{file}"), "");
-    }
-}
-
-fn add_function(root: &Path, address: PciAddress, function: &Described) {
-    let parent = function.under.map(|port| format!("/{port}")).unwrap_or_default();
-    let device = format!("/sys/devices/pci{:04x}:00{parent}/{address}", address.domain());
-    let (ids, subsystem) = function.ids.split_once(' ').unwrap_or((&function.ids, "0000:0000"));
-    let (vendor, id) = ids.split_once(':').expect("ids should be vendor:device");
-    let (subvendor, subdevice) = subsystem.split_once(':').expect("subsystem ids should be vendor:device");
-    let class = &function.class;
-    let modalias = format!(
-        "pci:v0000{}d0000{}sv0000{}sd0000{}bc{}sc{}i{}",
-        vendor.to_uppercase(),
-        id.to_uppercase(),
-        subvendor.to_uppercase(),
-        subdevice.to_uppercase(),
-        &class[0..2],
-        &class[2..4],
-        &class[4..6]
-    );
-    let attributes = [
-        ("vendor", format!("0x{vendor}")),
-        ("device", format!("0x{id}")),
-        ("subsystem_vendor", format!("0x{subvendor}")),
-        ("subsystem_device", format!("0x{subdevice}")),
-        ("class", format!("0x{class}")),
-        ("modalias", modalias),
-        ("numa_node", function.numa.unwrap_or(-1).to_string()),
-        ("boot_vga", u8::from(function.boot_vga).to_string()),
-        ("driver_override", "(null)".to_owned()),
-    ];
-    for (name, value) in attributes {
-        put(root, &format!("{device}/{name}"), format!("{value}\n"));
-    }
-    link(root, &device_path(address), format!("../../..{}", &device["/sys".len()..]));
-    if let Some(group) = function.group {
-        link(root, &device_path(address).join("iommu_group"), format!("/sys/kernel/iommu_groups/{group}"));
-        link(root, Path::new(&format!("/sys/kernel/iommu_groups/{group}/devices/{address}")), &device);
-    }
-    if let Some(physfn) = function.physfn {
-        link(root, &device_path(address).join("physfn"), device_path(physfn));
-        let physfn = below(root, &device_path(physfn));
-        let count = (0..256).find(|n| !physfn.join(format!("virtfn{n}")).is_symlink()).unwrap_or(0);
-        symlink(device_path(address), physfn.join(format!("virtfn{count}"))).expect("a link should be creatable");
-    }
+    described::add_driver(name, |path, text| put(root, &path.to_string_lossy(), text));
 }
 
 fn bind(root: &Path, address: PciAddress, driver: &str) {
-    link(root, &device_path(address).join("driver"), format!("/sys/bus/pci/drivers/{driver}"));
-    link(root, &PathBuf::from(PCI_DRIVERS).join(driver).join(address.to_string()), device_path(address));
-    let number = u32::from(address.bus()) * 256 + u32::from(address.device()) * 8 + u32::from(address.function());
-    if let Some(group) = group_of(root, address).filter(|_| driver::is_vfio(driver)) {
-        put(root, "/dev/vfio/vfio", "char 10:196");
-        put(root, &format!("/dev/vfio/{group}"), format!("char 240:{group}"));
-        put(root, &format!("/dev/vfio/devices/vfio{number}"), format!("char 241:{number}"));
-        put(root, &format!("{}/vfio-dev/vfio{number}/dev", device_path(address).display()), format!("241:{number}\n"));
-    }
-    if driver == "nvidia" {
-        let information = format!("/proc/driver/nvidia/gpus/{address}/information");
-        put(root, &information, format!("Model: \t\t NVIDIA\nDevice Minor: \t {number}\n"));
-        put(root, &format!("/dev/nvidia{number}"), format!("char 195:{number}"));
+    let device = device_path(address);
+    link(root, &device.join("driver"), format!("/sys/bus/pci/drivers/{driver}"));
+    link(root, &PathBuf::from(PCI_DRIVERS).join(driver).join(address.to_string()), &device);
+    let group = group_of(root, address);
+    described::nodes_of(&device, address, driver, group.as_deref(), |path, text| {
+        put(root, &path.to_string_lossy(), text);
+    });
+}
+
+/// A tree on disk.
+fn lay_out(path: &Path, node: &Node) {
+    match node {
+        Node::Dir(children) => {
+            fs::create_dir_all(path).expect("a directory should be creatable");
+            for (name, child) in children {
+                lay_out(&path.join(name), child);
+            }
+        }
+        Node::File(content) => fs::write(path, content).expect("a file should be writable"),
+        Node::Link(target) => symlink(target, path).expect("a link should be creatable"),
     }
 }
 
