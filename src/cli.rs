@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     agent,
+    host_command::{Subject, inspect, plan},
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
     telemetry::{LogFormat, init_logs},
@@ -35,8 +36,12 @@ enum Command {
     Uninstall(UninstallArgs),
     /// Makes room for an NVIDIA driver: unloads what an earlier one has left.
     PrepareDriver(HostArgs),
-    /// Prints what this host has: GPUs, groups, drivers, holders. Needs no cluster.
-    Inspect(HostArgs),
+    /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
+    Inspect(InspectArgs),
+    /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
+    ///
+    /// Exits with 2 where a GPU cannot go to that mode now.
+    Plan(PlanArgs),
     /// Prints the custom resource definitions, or writes them to a folder.
     Crds {
         #[arg(long)]
@@ -95,6 +100,37 @@ struct HostArgs {
 }
 
 #[derive(Debug, Args)]
+struct SubjectArgs {
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/")]
+    host_root: PathBuf,
+    /// A machine described in a file instead, `-` for standard input; the format is in vfio/README.md.
+    #[arg(long, value_name = "FILE", conflicts_with = "host_root")]
+    machine: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct InspectArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: inspect::Output,
+}
+
+#[derive(Debug, Args)]
+struct PlanArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    #[arg(long, value_enum, default_value = "vm-passthrough")]
+    mode: plan::Mode,
+    /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
+    #[arg(long, value_name = "ADDRESS")]
+    device: Vec<vfio::PciAddress>,
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: plan::Output,
+}
+
+#[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
@@ -147,7 +183,11 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         }))?,
         Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
-        Command::Inspect(args) => crate::inspect::run(&args.host_root)?,
+        Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
+        Command::Plan(args) => {
+            let possible = plan::run(&args.subject.into(), args.mode, &args.device, args.output)?;
+            return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
         Command::Crds { write } => crds_command(write)?,
         Command::KernelWrite { args } => {
             let code = vfio::kernel::child_main(args);
@@ -204,6 +244,12 @@ impl From<AgentArgs> for agent::Config {
             resync: Duration::from_secs(args.resync_seconds.max(1)),
             listen: args.listen,
         }
+    }
+}
+
+impl From<SubjectArgs> for Subject {
+    fn from(args: SubjectArgs) -> Self {
+        args.machine.map_or(Self::Host(args.host_root), Self::Described)
     }
 }
 

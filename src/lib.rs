@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`operator`] | the API server; never a host |
 //! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
+//! | [`host_command`] | a host or a described one through `vfio`, reading only |
 //! | [`cluster`] | kube: apply, events, lease |
 //! | [`cli`] | arguments and environment; nothing else reads them |
 //!
@@ -12,7 +13,7 @@
 pub mod agent;
 pub mod cli;
 pub mod cluster;
-pub mod inspect;
+pub mod host_command;
 pub mod operator;
 pub mod prepare_driver;
 pub mod shutdown;

@@ -24,7 +24,7 @@ use super::{
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-const JOURNAL: &str = "/run/gpuvirt/journal";
+const JOURNAL: &str = vfio::journal::PATH;
 
 /// The host after the work, and why any of it was not done.
 #[derive(Clone, Debug, Default)]

@@ -7,62 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
 use crate::address::PciAddress;
+pub use crate::holder::{Holder, HolderKind};
 use crate::host::{self, DeviceNumber, FileKind, Host};
 use crate::inventory::{Inventory, device_path};
-
-/// Something that has a device of a GPU open.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Holder {
-    /// As the host counts; 0 where no process but the kernel itself holds it (a mount).
-    pub pid: i32,
-    /// The process's name (at most 15 bytes, `/proc/PID/comm`), or what the kernel does with the device.
-    pub command: String,
-    /// The device node; `/proc/PID/fd` where a process does not let its files be seen.
-    pub path: PathBuf,
-    /// Uid of the pod that the process runs in.
-    pub pod: Option<String>,
-}
-
-impl Holder {
-    /// How the holder is brought to let go.
-    pub fn next_step(&self) -> String {
-        match (self.pod.as_deref(), self.command.as_str()) {
-            _ if self.unseen() => "look again with the right to read every process's files (CAP_SYS_PTRACE)".to_owned(),
-            (Some(pod), _) => format!("end pod {pod}"),
-            (None, "nvidia-persiste") => "systemctl stop nvidia-persistenced".to_owned(),
-            (None, "nv-fabricmanage") => "systemctl stop nvidia-fabricmanager".to_owned(),
-            (None, "Xorg" | "Xwayland" | "gdm" | "gnome-shell") => "systemctl stop display-manager".to_owned(),
-            (None, command) if self.pid == 0 => format!("undo: {command}"),
-            (None, _) => format!("end process {}", self.pid),
-        }
-    }
-
-    fn unseen(&self) -> bool {
-        self.path.starts_with("/proc")
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pid, command, path, pod } = self;
-        if self.unseen() {
-            return write!(f, "pid {pid} ({command}), whose open files cannot be read");
-        }
-        match (pod, pid) {
-            (None, 0) => write!(f, "{} ({command})", path.display()),
-            (None, pid) => write!(f, "pid {pid} ({command}) with {}", path.display()),
-            (Some(pod), pid) => write!(f, "pid {pid} ({command}) of pod {pod} with {}", path.display()),
-        }
-    }
-}
 
 /// Holders of each GPU that is held, keyed by its primary function. A group's holder holds all GPUs of that group.
 ///
@@ -267,19 +219,5 @@ mod tests {
         for text in ["0::/system.slice/podman.service", "0::/user.slice/user-0.slice", "", "0::/kubepods.slice"] {
             assert_eq!(pod_uid(text), None, "{text}");
         }
-    }
-
-    #[test]
-    fn a_holder_says_how_it_is_ended() {
-        let holder = |pid, command: &str, pod: Option<&str>| Holder {
-            pid,
-            command: command.to_owned(),
-            path: "/dev/nvidia0".into(),
-            pod: pod.map(str::to_owned),
-        };
-        assert_eq!(holder(7, "nvidia-persiste", None).next_step(), "systemctl stop nvidia-persistenced");
-        assert_eq!(holder(7, "python", None).next_step(), "end process 7");
-        assert_eq!(holder(7, "python", Some("u-1")).next_step(), "end pod u-1");
-        assert_eq!(holder(7, "python", Some("u-1")).to_string(), "pid 7 (python) of pod u-1 with /dev/nvidia0");
     }
 }

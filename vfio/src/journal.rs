@@ -1,6 +1,6 @@
 //! What was changed on this host since boot, so that it can be undone and is not done twice.
 //!
-//! One JSON file, normally `/run/gpuvirt/journal` (gone with the reboot, as bindings are). It is replaced atomically and
+//! One JSON file, normally [`PATH`] (gone with the reboot, as bindings are). It is replaced atomically and
 //! synced before the change that it describes is made. A function is known by address and ids: a card that was swapped
 //! is not the one that was recorded.
 
@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::address::PciAddress;
 use crate::host::{self, Host};
 use crate::inventory::{Function, Ids, Inventory};
+
+/// Where it is by default, as the host sees it.
+pub const PATH: &str = "/run/gpuvirt/journal";
 
 /// Where a function was before it was given to VFIO.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +98,19 @@ impl Journal {
             Err(source) => return Err(JournalError::Io { path, source }),
         };
         Ok(Self { path: Some(path), state })
+    }
+
+    /// The journal of another process, for looking only: it is never written, and a damaged one stays where it is.
+    pub fn look(path: &Path) -> Result<Self, JournalError> {
+        let failed = |source| JournalError::Io { path: path.to_owned(), source };
+        match fs::read(path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(state) => Ok(Self { path: None, state }),
+                Err(error) => Err(failed(io::Error::new(io::ErrorKind::InvalidData, error))),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::in_memory()),
+            Err(source) => Err(failed(source)),
+        }
     }
 
     /// A journal that is never written, for looking only.

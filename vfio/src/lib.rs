@@ -7,7 +7,7 @@
 //! | [`host`] | reading a host below a root directory: the only door for reads |
 //! | [`facts`], [`inventory`] | what the kernel says of the host, its PCI functions and its GPUs |
 //! | [`iommu`], [`driver`], [`bar`], [`console`] | groups and ports, VFIO drivers, memory, screens |
-//! | [`mod@holders`] | who has a GPU open |
+//! | [`mod@holders`], [`holder`] | who has a GPU open, and what makes it let go |
 //! | [`journal`] | what was changed since boot, so that it can be undone |
 //! | [`mod@plan`], [`refusal`] | pure: the steps to a binding, or why not |
 //! | [`kernel`], [`module`] | bounded writes and module loads in a child: the only door for writes |
@@ -26,6 +26,7 @@ pub mod described;
 pub mod driver;
 pub mod execute;
 pub mod facts;
+pub mod holder;
 pub mod holders;
 pub mod host;
 pub mod inventory;
@@ -46,12 +47,13 @@ mod tests;
 pub use address::PciAddress;
 pub use described::{Description, DescriptionError};
 pub use execute::{ExecuteError, execute};
-pub use holders::{Holder, holders};
+pub use holder::{Holder, HolderKind};
+pub use holders::holders;
 pub use host::{Host, Root};
 pub use inventory::{Function, Gpu, HostFacts, Inventory, ObserveError, observe, observe_except};
 pub use journal::Journal;
 pub use kernel::{Kernel, KernelError, LinuxKernel};
-pub use plan::{Binding, Plan, Step, World, plan};
+pub use plan::{Binding, Disruption, Plan, Step, World, plan};
 pub use refusal::Refusal;
 pub use tree::Tree;
 pub use verify::{Deviation, deviations};

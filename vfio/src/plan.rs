@@ -49,8 +49,21 @@ impl Plan {
     }
 }
 
+/// What a step does to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Disruption {
+    /// Nothing: it concerns our own books, or a device that no driver has.
+    None,
+    /// Code comes into the kernel and stays until it is unloaded.
+    Kernel,
+    /// A driver loses the device, and so does whoever uses it through that driver.
+    Device,
+}
+
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "action", rename_all = "camelCase")]
 pub enum Step {
     LoadModule { module: String },
     RecordOriginal { address: PciAddress, ids: Ids, origin: Origin },
@@ -59,6 +72,20 @@ pub enum Step {
     Probe { address: PciAddress, driver: String },
     ClearOverride { address: PciAddress },
     ForgetOriginal { address: PciAddress },
+}
+
+impl Step {
+    pub fn disruption(&self) -> Disruption {
+        match self {
+            Self::LoadModule { .. } => Disruption::Kernel,
+            Self::Unbind { .. } => Disruption::Device,
+            Self::RecordOriginal { .. }
+            | Self::SetOverride { .. }
+            | Self::Probe { .. }
+            | Self::ClearOverride { .. }
+            | Self::ForgetOriginal { .. } => Disruption::None,
+        }
+    }
 }
 
 impl fmt::Display for Step {

@@ -1,0 +1,221 @@
+//! `gpuvirt inspect`: what a host has.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use vfio::{Binding, Gpu, PciAddress, World, deviations, plan};
+
+use super::{
+    Error, Subject, View, json,
+    report::{FunctionReport, HolderReport, HostReport, RefusalReport},
+    table, yaml,
+};
+
+/// The form of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    /// The table with more columns.
+    Wide,
+    Json,
+    Yaml,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InspectReport {
+    pub host: HostReport,
+    pub gpus: Vec<GpuReport>,
+    /// What could not be read.
+    pub errors: Vec<String>,
+}
+
+/// Who drives a GPU now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shown {
+    Container,
+    VmPassthrough,
+    /// Some of its group is on VFIO and some is not.
+    Partial,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuReport {
+    #[serde(flatten)]
+    pub function: FunctionReport,
+    pub mode: Shown,
+    pub group: Option<u32>,
+    pub numa_node: Option<u16>,
+    /// Ports above it, the root port first.
+    pub path: Vec<PciAddress>,
+    /// The driver that it would go to for a VM.
+    pub vfio_driver: String,
+    pub boot_vga: bool,
+    pub companions: Vec<FunctionReport>,
+    pub foreign: Vec<FunctionReport>,
+    pub shares_group_with: Vec<PciAddress>,
+    /// Bytes of each memory BAR.
+    pub bars: BTreeMap<u8, u64>,
+    pub reset_methods: Vec<String>,
+    pub power_state: Option<String>,
+    pub d3cold_allowed: Option<bool>,
+    pub vfs: u16,
+    pub vfs_possible: u16,
+    pub holders: Vec<HolderReport>,
+    /// What keeps it from going to a VM, holders aside.
+    pub obstacle: Option<RefusalReport>,
+}
+
+pub fn report(view: &View) -> InspectReport {
+    let inventory = &view.inventory;
+    let errors = view.remarks.iter().cloned().chain(inventory.errors.iter().map(ToString::to_string));
+    InspectReport {
+        host: HostReport::of(&inventory.facts),
+        gpus: inventory.gpus().iter().map(|gpu| gpu_report(view, gpu)).collect(),
+        errors: errors.collect(),
+    }
+}
+
+fn gpu_report(view: &View, gpu: &Gpu<'_>) -> GpuReport {
+    let inventory = &view.inventory;
+    let primary = gpu.primary;
+    let reached = |binding| deviations(inventory, primary.address, binding).is_empty();
+    let mode = match (reached(Binding::Vfio), reached(Binding::Host)) {
+        (true, _) => Shown::VmPassthrough,
+        (false, true) => Shown::Container,
+        (false, false) => Shown::Partial,
+    };
+    let wanted = inventory.gpus().iter().map(|gpu| (gpu.primary.address, Binding::Vfio)).collect();
+    let world = World { inventory, holders: &BTreeMap::new(), journal: &view.journal, wanted: &wanted };
+    let refusal = plan(&world, primary.address, Binding::Vfio).err();
+    let functions = |list: &[&vfio::Function]| list.iter().map(|function| FunctionReport::of(function)).collect();
+    GpuReport {
+        function: FunctionReport::of(primary),
+        mode,
+        group: gpu.group,
+        numa_node: primary.numa_node,
+        path: inventory.path(primary.address),
+        vfio_driver: inventory.vfio_driver(primary).name,
+        boot_vga: primary.boot_vga,
+        companions: functions(&gpu.companions),
+        foreign: functions(&gpu.foreign),
+        shares_group_with: gpu.shares_group_with.clone(),
+        bars: primary.bars.iter().map(|bar| (bar.index, bar.size)).collect(),
+        reset_methods: primary.reset_methods.clone(),
+        power_state: primary.power_state.clone(),
+        d3cold_allowed: primary.d3cold_allowed,
+        vfs: primary.numvfs,
+        vfs_possible: primary.vfs_possible,
+        holders: view.holders.get(&primary.address).into_iter().flatten().map(HolderReport::of).collect(),
+        obstacle: refusal.as_ref().map(RefusalReport::of),
+    }
+}
+
+pub fn text(report: &InspectReport, wide: bool) -> String {
+    let mut text = report.host.text();
+    if report.gpus.is_empty() {
+        text.push_str("no NVIDIA GPU\n");
+    } else {
+        text.push('\n');
+        text.push_str(&table(&rows(report, wide)));
+    }
+    let remarks: String = report.gpus.iter().map(remarks).collect();
+    if !remarks.is_empty() {
+        text.push('\n');
+        text.push_str(&remarks);
+    }
+    for error in &report.errors {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "not readable: {error}");
+    }
+    text
+}
+
+fn rows(report: &InspectReport, wide: bool) -> Vec<Vec<String>> {
+    let mut head = vec!["GPU", "MODEL", "MODE", "DRIVER", "GROUP", "NUMA", "IN USE", "TO A VM"];
+    if wide {
+        head.extend(["IDS", "BARS", "RESET", "POWER", "VFS", "ABOVE IT"]);
+    }
+    let head = head.into_iter().map(str::to_owned).collect();
+    let row = |gpu: &GpuReport| {
+        let number = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        let function = &gpu.function;
+        let mut row = vec![
+            function.address.to_string(),
+            function.product.unwrap_or("unknown").to_owned(),
+            match gpu.mode {
+                Shown::Container => "container",
+                Shown::VmPassthrough => "vm-passthrough",
+                Shown::Partial => "partial",
+            }
+            .to_owned(),
+            number(function.driver.clone()),
+            number(gpu.group.map(|group| group.to_string())),
+            number(gpu.numa_node.map(|node| node.to_string())),
+            match gpu.holders.len() {
+                0 => "no".to_owned(),
+                count => format!("by {count}"),
+            },
+            gpu.obstacle.as_ref().map_or("yes", |obstacle| obstacle.reason).to_owned(),
+        ];
+        if wide {
+            let bars: Vec<_> = gpu.bars.iter().map(|(index, size)| format!("{index}:{}", bytes(*size))).collect();
+            let path: Vec<_> = gpu.path.iter().map(ToString::to_string).collect();
+            let or_none = |text: String| number(Some(text).filter(|text| !text.is_empty()));
+            row.push(function.ids.clone());
+            row.extend([bars.join(" "), gpu.reset_methods.join(" ")].map(or_none));
+            row.push(number(gpu.power_state.clone()));
+            row.push(format!("{}/{}", gpu.vfs, gpu.vfs_possible));
+            row.push(or_none(path.join(" > ")));
+        }
+        row
+    };
+    std::iter::once(head).chain(report.gpus.iter().map(row)).collect()
+}
+
+fn bytes(size: u64) -> String {
+    if size >> 30 > 0 { format!("{}G", size >> 30) } else { format!("{}M", size.div_ceil(1 << 20)) }
+}
+
+fn remarks(gpu: &GpuReport) -> String {
+    let mut text = String::new();
+    let address = gpu.function.address;
+    let mut say = |what: &str, of: String| {
+        let _ = writeln!(text, "{address} {what} {of}");
+    };
+    for companion in &gpu.companions {
+        say("goes with", companion.text());
+    }
+    for foreign in &gpu.foreign {
+        say("shares its group with", foreign.text());
+    }
+    for other in &gpu.shares_group_with {
+        say("shares its group with gpu", other.to_string());
+    }
+    for holder in &gpu.holders {
+        let pod = holder.pod.as_ref().map(|pod| format!(" of pod {pod}")).unwrap_or_default();
+        let HolderReport { pid, command, path, next_step, .. } = holder;
+        say("is in use by", format!("pid {pid} ({command}){pod} with {path}: {next_step}"));
+    }
+    if let Some(obstacle) = &gpu.obstacle {
+        say("cannot go to a VM:", obstacle.message.clone());
+    }
+    text
+}
+
+#[expect(clippy::print_stdout, reason = "this command's answer goes to standard output")]
+pub fn run(subject: &Subject, output: Output) -> Result<(), Error> {
+    let report = report(&View::of(subject)?);
+    let answer = match output {
+        Output::Table => text(&report, false),
+        Output::Wide => text(&report, true),
+        Output::Json => json(&report)?,
+        Output::Yaml => yaml(&report)?,
+    };
+    print!("{answer}");
+    Ok(())
+}
