@@ -25,8 +25,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Transparent wrappers repeat their source.
-        if !text.ends_with(&cause_text) {
+        // Some errors tell their source themselves.
+        if !text.contains(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
         }

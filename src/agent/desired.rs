@@ -38,6 +38,11 @@ impl Desired {
         }
     }
 
+    /// The last order of this process.
+    pub fn kept(&self) -> Option<&GPUNodeSpec> {
+        self.kept.as_ref()
+    }
+
     /// Replaced whole, so that a crash leaves the old order or the new one.
     pub fn keep(&mut self, spec: &GPUNodeSpec) -> Result<(), Error> {
         if self.kept.as_ref() == Some(spec) {

@@ -49,7 +49,6 @@ use self::{
     device_plugin::{DevicePlugins, Offer},
     holders::HolderEnds,
     metrics::Metrics,
-    pod_resources::Allocations,
     report::Reporter,
     vfio_manager::{Observation, VfioManager},
     wish::Wish,
@@ -225,7 +224,8 @@ impl Agent {
                 }
                 Wish { spec: gpu_node.spec.clone() }
             }
-            Some(None) => Wish::default(),
+            // It was deleted, or never was: what was asked for last holds until the operator has made the next order.
+            Some(None) => Wish { spec: self.desired.kept().cloned().unwrap_or_default() },
             None if started.elapsed() < PATIENCE => Wish::default(),
             None => match self.desired.read() {
                 Ok(Some(spec)) => {
@@ -283,13 +283,7 @@ impl Agent {
 
     /// The host is worked on by one thread at a time: the manager moves there and back.
     async fn look(&mut self, wish: Wish) -> Result<Observation, Error> {
-        let allocations = match pod_resources::allocations(&self.kubelet).await {
-            Ok(allocations) => allocations,
-            Err(error) => {
-                tracing::warn!(error = crate::chain(&error), "allocations unknown");
-                Allocations::new()
-            }
-        };
+        let allocations = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error));
         let mut manager = self.manager.take().ok_or(Error::Worker)?;
         let worked = tokio::task::spawn_blocking(move || {
             let observation = manager.round(&wish, allocations);
@@ -334,6 +328,7 @@ impl Agent {
         self.told.retain(|gpu, _| observation.refusals.contains_key(gpu));
         for (gpu, refusal) in &observation.refusals {
             if self.told.get(gpu) != Some(&refusal.message) {
+                tracing::warn!(%gpu, reason = refusal.reason, "{}", refusal.message);
                 let notice =
                     Notice::warning("GPURefused", "ChangeDriver", format!("{}: {}", refusal.reason, refusal.message));
                 self.events.publish(&notice, &about).await;

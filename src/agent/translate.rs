@@ -8,7 +8,7 @@ use crds::{
     v1alpha1::{AgentStatus, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal, ResourceStatus, Summary},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviations};
+use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviations, journal::JournalError};
 
 use super::{
     device_plugin::{Offer, ResourceName, States, names},
@@ -24,6 +24,14 @@ pub fn refusal(refusal: &vfio::Refusal) -> Refusal {
 
 pub fn failure(reason: &str, error: &dyn std::error::Error) -> Refusal {
     Refusal { reason: reason.to_owned(), message: crate::chain(error) }
+}
+
+pub fn journal(error: &JournalError) -> Refusal {
+    let reason = match error {
+        JournalError::OldEpoch { .. } => "StaleOrder",
+        JournalError::Io { .. } | JournalError::Corrupt { .. } => "JournalNotWritten",
+    };
+    failure(reason, error)
 }
 
 pub fn execution(error: &ExecuteError) -> Refusal {

@@ -24,6 +24,8 @@ use super::{
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+/// How soon a kubelet that does not answer is asked again.
+const KUBELET_RETRY: Duration = Duration::from_secs(5);
 const JOURNAL: &str = vfio::journal::PATH;
 
 /// The host after the work, and why any of it was not done.
@@ -50,8 +52,12 @@ pub struct VfioManager<K = LinuxKernel> {
     root: Root,
     kernel: K,
     journal: Journal,
-    /// What pods have, as of this round.
+    /// What pods have, as the kubelet said last.
     allocations: Allocations,
+    /// Why the kubelet does not say it now.
+    unknown: Option<String>,
+    /// Why the next change could not be noted.
+    unwritable: Option<Refusal>,
     patience: Patience,
     complaints: Vec<String>,
 }
@@ -84,15 +90,31 @@ impl<K: Kernel> VfioManager<K> {
             }
             other => other?,
         };
-        Ok(Self { root, kernel, journal, allocations: Allocations::new(), patience: Patience::default(), complaints })
+        Ok(Self {
+            root,
+            kernel,
+            journal,
+            allocations: Allocations::new(),
+            unknown: None,
+            unwritable: None,
+            patience: Patience::default(),
+            complaints,
+        })
     }
 
     /// One round. Nothing that goes wrong with one GPU keeps another from being served.
     ///
-    /// `allocations`: what the kubelet has given to pods; a GPU that a pod has is in use, opened or not.
-    pub fn round(&mut self, wish: &Wish, allocations: Allocations) -> Observation {
-        self.allocations = allocations;
+    /// `allocations`: what the kubelet has given to pods; a GPU that a pod has is in use, opened or not. While the kubelet
+    /// does not say, what it said last holds, and no GPU is taken from anybody.
+    pub fn round(&mut self, wish: &Wish, allocations: Result<Allocations, String>) -> Observation {
+        self.unknown = None;
+        match allocations {
+            Ok(allocations) => self.allocations = allocations,
+            Err(why) => self.unknown = Some(why),
+        }
+        self.unwritable = self.journal.writable().err().map(|error| translate::journal(&error));
         let mut complaints = self.complaints.clone();
+        complaints.extend(self.unknown.clone());
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
         let mut view = self.look();
         note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
@@ -103,7 +125,9 @@ impl<K: Kernel> VfioManager<K> {
             self.verify(&view, &done, &mut work);
         }
         self.kernel.rest();
-        for stale in self.journal.stale(&view.inventory) {
+        // An entry whose device is away is no complaint: it may come back.
+        let replaced = |address: &PciAddress| view.inventory.functions.contains_key(address);
+        for stale in self.journal.stale(&view.inventory).into_iter().filter(replaced) {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
         let obstacles = self.obstacles(&view.inventory, wish);
@@ -116,7 +140,7 @@ impl<K: Kernel> VfioManager<K> {
             obstacles,
             plan: work.steps,
             complaints,
-            again: self.patience.next(),
+            again: self.again(),
         }
     }
 
@@ -129,9 +153,15 @@ impl<K: Kernel> VfioManager<K> {
 
     fn held(&self, inventory: &Inventory) -> Held {
         let mut held = holders(&self.root, inventory);
-        for gpu in addresses(inventory) {
-            let pods = self.allocations.get(&gpu.to_string()).into_iter().flatten();
-            held.entry(gpu).or_default().extend(pods.map(translate::allocation));
+        for gpu in inventory.gpus() {
+            let address = gpu.primary.address;
+            let mut pods: Vec<_> = self.allocations.get(&address.to_string()).into_iter().flatten().collect();
+            if !gpu.primary.on_vfio() {
+                // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
+                // has one could have any.
+                pods.extend(self.allocations.values().flatten().filter(|allocation| allocation.of_container_stack()));
+            }
+            held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
         }
         held.retain(|_, holders| !holders.is_empty());
         held
@@ -166,7 +196,6 @@ impl<K: Kernel> VfioManager<K> {
                 }
                 Err(refusal) => {
                     work.tried.insert(gpu);
-                    tracing::warn!(%gpu, %mode, reason = refusal.reason, "{}", refusal.message);
                     work.refusals.insert(gpu, refusal);
                 }
             }
@@ -191,14 +220,34 @@ impl<K: Kernel> VfioManager<K> {
         if plan.steps.is_empty() {
             return Ok(plan);
         }
-        if !wish.has(AgentFunction::VfioManager) {
-            return Err(switched_off(gpu));
+        if let Some(hindrance) = self.hindrance(wish, gpu) {
+            return Err(hindrance);
         }
         if let Some(refusal) = self.patience.too_early(gpu, binding, Instant::now()) {
             return Err(refusal.clone());
         }
-        self.journal.admit_epoch(wish.spec.epoch).map_err(|error| translate::failure("StaleOrder", &error))?;
+        self.journal.admit_epoch(wish.spec.epoch).map_err(|error| translate::journal(&error))?;
         from(&self.journal, &self.held(&view.inventory))
+    }
+
+    /// Why nothing at all may be done now, whatever the plan.
+    fn hindrance(&self, wish: &Wish, gpu: PciAddress) -> Option<Refusal> {
+        if !wish.has(AgentFunction::VfioManager) {
+            return Some(switched_off(gpu));
+        }
+        let unknown = self.unknown.as_ref().map(|why| Refusal {
+            reason: "AllocationsUnknown".to_owned(),
+            message: format!(
+                "GPU {gpu} is left as it is, since a pod could have it: {why}; it goes on when the kubelet answers"
+            ),
+        });
+        unknown.or_else(|| self.unwritable.clone())
+    }
+
+    /// When failed or hindered work is due again.
+    fn again(&self) -> Option<Instant> {
+        let kubelet = self.unknown.as_ref().map(|_| Instant::now() + KUBELET_RETRY);
+        [self.patience.next(), kubelet].into_iter().flatten().min()
     }
 
     /// Only a new look is believed.
@@ -240,10 +289,8 @@ impl<K: Kernel> VfioManager<K> {
                     Err(refusal) => Some(refusal),
                     Ok(binding) => match plan(&world, gpu, binding) {
                         Err(refusal) => Some(translate::refusal(&refusal)),
-                        Ok(plan) if !plan.steps.is_empty() && !wish.has(AgentFunction::VfioManager) => {
-                            Some(switched_off(gpu))
-                        }
-                        Ok(_) => None,
+                        Ok(plan) if plan.steps.is_empty() => None,
+                        Ok(_) => self.hindrance(wish, gpu),
                     },
                 };
                 if let Some(refusal) = refused {

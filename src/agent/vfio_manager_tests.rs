@@ -21,7 +21,7 @@ impl Host {
     }
 
     fn round(&mut self, wish: &Wish) -> Observation {
-        self.manager.round(wish, Allocations::new())
+        self.manager.round(wish, Ok(Allocations::new()))
     }
 }
 
@@ -67,7 +67,7 @@ fn a_gpu_that_a_pod_has_is_refused_and_the_others_are_served() {
     let taken = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
     let allocation = Allocation { pod: "vms/a".to_owned(), resource: "nvidia.com/X".to_owned() };
     let allocations: Allocations = [(taken.to_string(), vec![allocation])].into();
-    let observation = host.manager.round(&wish(WorkloadMode::VmPassthrough), allocations);
+    let observation = host.manager.round(&wish(WorkloadMode::VmPassthrough), Ok(allocations));
     assert_eq!(observation.refusals.keys().collect::<Vec<_>>(), [&taken]);
     assert!(observation.refusals[&taken].message.contains("vms/a"), "{}", observation.refusals[&taken].message);
     assert_eq!(drivers(&observation)[1..], ["vfio-pci"; 5]);
@@ -139,6 +139,42 @@ fn a_damaged_journal_is_reported_and_not_fatal() {
     let machine = Machine::described("six-rtx-3090");
     machine.write("/run/gpuvirt/journal", "{");
     let mut manager = VfioManager::with_kernel(machine.path(), machine.kernel()).unwrap();
-    let observation = manager.round(&Wish::default(), Allocations::new());
+    let observation = manager.round(&Wish::default(), Ok(Allocations::new()));
     assert!(observation.complaints.iter().any(|c| c.contains("/run/gpuvirt/journal")), "{:?}", observation.complaints);
+}
+
+#[test]
+fn while_the_kubelet_does_not_answer_no_gpu_is_taken_from_anybody() {
+    let mut host = Host::of("six-rtx-3090");
+    host.round(&wish(WorkloadMode::VmPassthrough));
+    let gpu = host.round(&wish(WorkloadMode::VmPassthrough)).inventory.gpus()[0].primary.address;
+    let allocation = Allocation { pod: "vms/a".to_owned(), resource: "nvidia.com/X".to_owned() };
+    let known: Allocations = [(gpu.to_string(), vec![allocation])].into();
+    host.manager.round(&wish(WorkloadMode::VmPassthrough), Ok(known));
+    let silent = host.manager.round(&wish(WorkloadMode::Container), Err("kubelet socket does not answer".to_owned()));
+    assert_eq!(drivers(&silent), ["vfio-pci"; 6]);
+    assert_eq!(silent.holders.keys().collect::<Vec<_>>(), [&gpu], "what it said last holds");
+    assert!(silent.again.is_some(), "it is asked again soon");
+    let other = silent.inventory.gpus()[1].primary.address;
+    assert_eq!(silent.refusals[&other].reason, "AllocationsUnknown");
+    assert_eq!(silent.obstacles[&(other, WorkloadMode::Container)].reason, "AllocationsUnknown");
+}
+
+#[test]
+fn a_pod_of_the_container_stack_keeps_every_gpu_of_its_node_from_vms() {
+    let mut host = Host::of("six-rtx-3090");
+    let allocation = Allocation { pod: "ml/train".to_owned(), resource: "nvidia.com/gpu".to_owned() };
+    let uuid: Allocations = [("GPU-5f6d".to_owned(), vec![allocation])].into();
+    let observation = host.manager.round(&wish(WorkloadMode::VmPassthrough), Ok(uuid));
+    assert_eq!(observation.refusals.len(), 6);
+    assert!(observation.refusals.values().all(|refusal| refusal.message.contains("ml/train")));
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_is_known_before_anything_is_asked() {
+    let mut host = Host::of("six-rtx-3090");
+    host.machine.write("/run/gpuvirt", "a file where a folder should be");
+    let observation = host.round(&Wish::default());
+    let gpu = observation.inventory.gpus()[0].primary.address;
+    assert_eq!(observation.obstacles[&(gpu, WorkloadMode::VmPassthrough)].reason, "JournalNotWritten");
 }

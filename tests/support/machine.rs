@@ -10,7 +10,7 @@ use super::cluster::{Cluster, command, run, script};
 pub const NODE: &str = "node-1";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 /// No other node is here, neither on the host nor of the lab.
-const FREE: &str = "! findmnt /var/lib/kubelet >/dev/null && [ ! -e /sys/class/net/vmnode0 ]";
+const FREE: &str = "! findmnt /var/lib/kubelet >/dev/null && ! ip link show dev vmnode0 >/dev/null 2>&1";
 /// Seconds that another ring may still be at its node.
 const PATIENCE: &str = "120";
 

@@ -69,10 +69,9 @@ impl Holder {
         match &self.pod {
             _ if self.path.starts_with("/proc") => HolderKind::Unseen,
             Some(_) if OPERANDS.contains(&command) => HolderKind::Operand,
-            Some(_) => HolderKind::Workload,
             None if self.pid == 0 => HolderKind::Kernel,
             None if self.daemon().is_some() => HolderKind::HostDaemon,
-            None => HolderKind::Workload,
+            Some(_) | None => HolderKind::Workload,
         }
     }
 

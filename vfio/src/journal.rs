@@ -197,6 +197,13 @@ impl Journal {
         Ok(ended)
     }
 
+    /// Whether the next change could be noted: known before anything is begun.
+    pub fn writable(&self) -> Result<(), JournalError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let bytes = serde_json::to_vec_pretty(&self.state).expect("a journal should have a JSON form");
+        replace(path, &bytes).map_err(|source| JournalError::Io { path: path.clone(), source })
+    }
+
     /// The highest epoch of which a step was executed; 0 when there was none.
     pub fn epoch(&self) -> i64 {
         self.state.epoch

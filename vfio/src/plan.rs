@@ -300,9 +300,10 @@ fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
 /// What has to be noted before a function is taken; `None` when that stands in the journal already.
 fn origin_to_record(journal: &Journal, function: &Function) -> Option<Origin> {
     let origin = match (&function.driver, journal.origin(function)) {
-        (Some(driver), _) => Origin::Driver(driver.clone()),
-        // Taken and not given back, the work was interrupted: what was noted then holds.
-        (None, Some(Origin::Driver(_) | Origin::Unbound)) => return None,
+        // Taken and not given back: the work was interrupted, or somebody has put another driver on it meanwhile. Where it
+        // came from is what was noted then.
+        (_, Some(Origin::Driver(_) | Origin::Unbound)) => return None,
+        (Some(driver), Some(Origin::Adopted) | None) => Origin::Driver(driver.clone()),
         (None, Some(Origin::Adopted) | None) => Origin::Unbound,
     };
     (journal.origin(function) != Some(&origin)).then_some(origin)

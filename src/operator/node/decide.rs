@@ -218,7 +218,7 @@ impl Reported<'_> {
             Course::Withdraw { waiting_for } => Outcome {
                 mode: spec.mode,
                 advertise: Advertise::Withdrawn,
-                deploy: Vec::new(),
+                deploy: if self.withdrawn() { Vec::new() } else { self.serve(self.serving).deploy },
                 phase: NodePhase::Withdrawing,
                 serving: self.serving,
                 readiness: Readiness::no(
@@ -267,6 +267,9 @@ impl Reported<'_> {
             };
         }
         let advertise = self.serve(Some(self.desired)).advertise;
+        if !self.answered() {
+            return Readiness::no("AgentBehind", "the agent on this node has not answered the last order yet");
+        }
         readiness::of(self.agent, self.desired, advertise, &gates::disabled(self.observed.labels))
     }
 
@@ -275,8 +278,14 @@ impl Reported<'_> {
         self.agent.gpus.iter().all(|gpu| gpu.mode == Some(self.desired))
     }
 
-    /// What is left of the old mode.
+    /// What is left of the old mode. The agent comes first: without its answer nothing of the old mode is taken away.
     fn still_there(&self) -> Option<String> {
+        if !self.withdrawn() {
+            return Some(
+                "the agent to withdraw its devices from the kubelet (is its pod, of gpuvirt-agent, running there?)"
+                    .to_owned(),
+            );
+        }
         if !gates::patch(self.observed.labels, &[]).is_empty() {
             return Some("the old mode's deploy labels".to_owned());
         }
@@ -284,14 +293,17 @@ impl Reported<'_> {
             return Some("the list of this node's pods".to_owned());
         };
         let leaving: Vec<&str> = pods.iter().filter(|p| !p.gates.is_empty()).map(|p| p.name.as_str()).collect();
-        if !leaving.is_empty() {
-            return Some(format!("pods {}", leaving.join(", ")));
-        }
-        let answered = Some(self.agent.observed_generation) >= self.gpu_node.metadata.generation;
-        if self.gpu_node.spec.advertise == Advertise::Offered || !answered || !self.agent.resources.is_empty() {
-            return Some("the agent to withdraw its devices from the kubelet".to_owned());
-        }
-        None
+        (!leaving.is_empty()).then(|| format!("pods {}", leaving.join(", ")))
+    }
+
+    /// The agent has answered that it offers nothing any more.
+    fn withdrawn(&self) -> bool {
+        self.gpu_node.spec.advertise == Advertise::Withdrawn && self.answered() && self.agent.resources.is_empty()
+    }
+
+    /// Its report is about the order that is in force.
+    fn answered(&self) -> bool {
+        Some(self.agent.observed_generation) >= self.gpu_node.metadata.generation
     }
 
     fn operands_disabled(&self) -> bool {
@@ -314,7 +326,8 @@ impl Reported<'_> {
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
         let spec = GPUNodeSpec {
             mode: outcome.mode,
-            gpus: self.gpu_node.spec.gpus.clone(),
+            // Nobody but the operator writes here, and it decides by node in this version.
+            gpus: Vec::new(),
             advertise: outcome.advertise,
             aliases: self.observed.policy.aliases.clone(),
             disabled: gates::disabled(self.observed.labels),

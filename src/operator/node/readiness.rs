@@ -56,13 +56,16 @@ fn away_from(gpu: &GPUStatus, mode: WorkloadMode) -> Readiness {
 }
 
 fn container(agent: &AgentStatus) -> Readiness {
-    match agent.gpus.iter().find(|gpu| gpu.driver.as_deref() != Some("nvidia")) {
-        Some(gpu) => Readiness::no(
+    let other = agent.gpus.iter().find(|gpu| gpu.driver.as_deref() != Some("nvidia"));
+    match other.map(|gpu| (&gpu.address, gpu.driver.as_deref())) {
+        Some((address, None)) => Readiness::no(
             "DriverNotLoaded",
+            format!("GPU {address} has no driver: see the pods of nvidia-driver-daemonset on this node"),
+        ),
+        Some((address, Some(driver))) => Readiness::no(
+            "OtherDriver",
             format!(
-                "GPU {} has {} instead of the nvidia driver: see the pods of nvidia-driver-daemonset on this node",
-                gpu.address,
-                gpu.driver.as_deref().map_or_else(|| "no driver".to_owned(), |driver| format!("driver {driver}"))
+                "GPU {address} has driver {driver} instead of nvidia: unbind it from {driver} on the node, and the nvidia driver takes it"
             ),
         ),
         None => Readiness::yes("Serving", format!("{} GPU(s) in container", agent.gpus.len())),

@@ -34,12 +34,15 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     for wanted in &operands.daemon_sets {
         applier.apply(wanted, named(&live.daemon_sets, wanted)).await?;
     }
-    for surplus in live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none()) {
+    let kept = |name: String| operands.kept.iter().any(|kept| *kept == name);
+    let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
+    for surplus in surplus.filter(|live| !kept(live.name_any())) {
         applier.delete(surplus.as_ref()).await?;
     }
     // A pod that is still ending keeps its mounts: only a DaemonSet that has gone gives its ConfigMaps free.
     if live.daemon_sets.len() <= operands.daemon_sets.len() {
-        for surplus in live.config_maps.iter().filter(|live| named(&operands.config_maps, live.as_ref()).is_none()) {
+        let surplus = live.config_maps.iter().filter(|live| named(&operands.config_maps, live.as_ref()).is_none());
+        for surplus in surplus.filter(|live| !kept(live.name_any())) {
             applier.delete(surplus.as_ref()).await?;
         }
     }

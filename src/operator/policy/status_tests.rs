@@ -70,7 +70,7 @@ impl World {
     }
 
     fn verdict(&self) -> Verdict {
-        let wanted = Operands { config_maps: Vec::new(), daemon_sets: vec![self.driver.clone()] };
+        let wanted = Operands { daemon_sets: vec![self.driver.clone()], ..Operands::default() };
         let live = [Arc::new(self.driver.clone())];
         let nodes = [self.node.clone()];
         let facts = Facts {

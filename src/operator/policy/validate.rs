@@ -35,7 +35,17 @@ pub struct Settings {
     pub policy: String,
     pub common: Common,
     pub agent: Agent,
-    pub driver: Option<Driver>,
+    pub driver: DriverWish,
+}
+
+/// Whether the driver is ours to bring. Removal needs proof: only [`DriverWish::NotWanted`] takes a running driver away.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DriverWish {
+    Wanted(Box<Driver>),
+    /// The user has said so.
+    NotWanted,
+    /// The policy cannot be followed, or no node has said what it runs: what is there stays as it is.
+    Unknown,
 }
 
 /// What all operand DaemonSets share.
@@ -115,7 +125,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, os: &BTreeSe
     problems.extend(without_effect(config));
     let driver = driver(spec, os).unwrap_or_else(|problem| {
         problems.push(problem);
-        None
+        DriverWish::Unknown
     });
     let settings = Settings {
         policy: policy.name_any(),
@@ -190,11 +200,10 @@ fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
     }]
 }
 
-/// `None` where the driver is not ours to bring, or no GPU node has reported its operating system yet.
-fn driver(spec: &ClusterPolicySpec, os: &BTreeSet<String>) -> Result<Option<Driver>, Problem> {
+fn driver(spec: &ClusterPolicySpec, os: &BTreeSet<String>) -> Result<DriverWish, Problem> {
     let driver = &spec.driver;
     if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
-        return Ok(None);
+        return Ok(DriverWish::NotWanted);
     }
     let systems: Vec<&str> = os.iter().map(String::as_str).collect();
     if systems.len() > 1 {
@@ -211,9 +220,9 @@ fn driver(spec: &ClusterPolicySpec, os: &BTreeSet<String>) -> Result<Option<Driv
     let image = image::resolve(&container.image, systems.first().copied())
         .map_err(|error| Problem { reason: "InvalidImage", message: format!("spec.driver: {error}") })?;
     if systems.is_empty() {
-        return Ok(None);
+        return Ok(DriverWish::Unknown);
     }
-    Ok(Some(Driver {
+    Ok(DriverWish::Wanted(Box::new(Driver {
         image,
         pull_policy: pull_policy(&container.image),
         pull_secrets: container.image.image_pull_secrets.clone(),
@@ -226,7 +235,7 @@ fn driver(spec: &ClusterPolicySpec, os: &BTreeSet<String>) -> Result<Option<Driv
         startup_probe: driver.startup_probe.clone().unwrap_or_default(),
         liveness_probe: driver.liveness_probe.clone(),
         readiness_probe: driver.readiness_probe.clone(),
-    }))
+    })))
 }
 
 fn kernel_module_type(spec: &ClusterPolicySpec) -> KernelModuleType {
@@ -311,6 +320,13 @@ mod tests {
         policy
     }
 
+    fn wanted(validated: &Validated) -> &Driver {
+        match &validated.settings.driver {
+            DriverWish::Wanted(driver) => driver,
+            other @ (DriverWish::NotWanted | DriverWish::Unknown) => panic!("no driver: {other:?}"),
+        }
+    }
+
     fn ubuntu() -> BTreeSet<String> {
         ["ubuntu24.04".to_owned()].into()
     }
@@ -325,10 +341,7 @@ mod tests {
     fn a_valid_policy_has_no_problem_and_one_driver_for_its_os() {
         let validated = checked(|_| {});
         assert_eq!(validated.problems, []);
-        assert_eq!(
-            validated.settings.driver.expect("driver").image.to_string(),
-            "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04"
-        );
+        assert_eq!(wanted(&validated).image.to_string(), "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04");
     }
 
     #[test]
@@ -336,7 +349,7 @@ mod tests {
         let validated = checked(|spec| spec.driver.component.container.image.version = None);
         assert_eq!(validated.problems[0].reason, "InvalidImage");
         assert!(validated.problems[0].message.contains("spec.driver"), "{}", validated.problems[0].message);
-        assert_eq!(validated.settings.driver, None);
+        assert_eq!(validated.settings.driver, DriverWish::Unknown, "what runs is not taken away by a typing error");
     }
 
     #[test]
@@ -345,6 +358,12 @@ mod tests {
         policy.spec.driver.component.container.image.version = None;
         let validated = validate(&policy, &GPUVirtConfigSpec::default(), &BTreeSet::new());
         assert_eq!(validated.problems[0].reason, "InvalidImage");
+    }
+
+    #[test]
+    fn a_cluster_whose_nodes_have_not_reported_keeps_its_driver() {
+        let validated = validate(&valid(), &GPUVirtConfigSpec::default(), &BTreeSet::new());
+        assert_eq!((validated.problems, validated.settings.driver), (vec![], DriverWish::Unknown));
     }
 
     #[test]
@@ -385,14 +404,14 @@ mod tests {
             spec.driver.component.enabled = Some(false);
             spec.driver.component.container.image = ImageSpec::default();
         });
-        assert_eq!((validated.problems, validated.settings.driver), (vec![], None));
+        assert_eq!((validated.problems, validated.settings.driver), (vec![], DriverWish::NotWanted));
     }
 
     #[test]
     fn the_last_of_two_environment_entries_wins() {
         let entry = |value: &str| crds::v1::EnvVar { name: "A".to_owned(), value: value.to_owned() };
         let validated = checked(|spec| spec.driver.component.container.env = vec![entry("1"), entry("2")]);
-        let env = validated.settings.driver.expect("driver").env;
+        let env = &wanted(&validated).env;
         assert_eq!((env.len(), env[0].value.as_deref()), (1, Some("2")));
     }
 

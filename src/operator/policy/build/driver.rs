@@ -22,9 +22,9 @@ use super::{
 };
 use crate::operator::policy::validate::{Driver, Rollout, Settings};
 
-const NAME: &str = "nvidia-driver-daemonset";
+pub(super) const NAME: &str = "nvidia-driver-daemonset";
 const COMPONENT: &str = "nvidia-driver";
-const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
+pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
 const VALIDATIONS: &str = "/run/nvidia/validations";
 
 /// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.

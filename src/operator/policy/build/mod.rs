@@ -8,7 +8,7 @@ mod tests;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
 
-use super::validate::Settings;
+use super::validate::{DriverWish, Settings};
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,16 +25,21 @@ pub struct Installation {
 pub struct Operands {
     pub config_maps: Vec<ConfigMap>,
     pub daemon_sets: Vec<DaemonSet>,
+    /// Names of objects that are not asked for, and not to be taken away either.
+    pub kept: Vec<&'static str>,
 }
 
 pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
-    let mut operands =
-        Operands { config_maps: Vec::new(), daemon_sets: vec![agent::daemon_set(settings, installation)] };
-    if let Some(driver) = &settings.driver {
-        operands.config_maps.push(driver::startup_probe_script(settings, installation));
-        operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+    let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
+    match &settings.driver {
+        DriverWish::Wanted(driver) => {
+            operands.config_maps.push(driver::startup_probe_script(settings, installation));
+            operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+        }
+        DriverWish::NotWanted => {}
+        DriverWish::Unknown => operands.kept.extend([driver::NAME, driver::PROBE_SCRIPT]),
     }
     operands
 }
