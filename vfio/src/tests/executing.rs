@@ -1,8 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::path::PathBuf;
-
-use proptest::prelude::*;
 
 use super::{View, at, drivers, steps};
 use crate::execute::{ExecuteError, execute};
@@ -231,54 +227,4 @@ fn forgetting_a_gpu_that_others_use_again_disturbs_nobody() {
     machine.open_device(4242, "python", &format!("/dev/nvidia{}", 0x52 * 256), None);
     let plan = View::of(&machine).plan(&journal, "0000:52:00.0", Binding::Host).unwrap();
     assert!(!plan.steps.is_empty() && !plan.disrupts(), "{plan:?}");
-}
-
-/// One function: its place, kind, driver and group.
-fn any_function() -> impl Strategy<Value = (u8, u8, usize, bool, u8)> {
-    (1u8..4, 0u8..2, 0usize..4, any::<bool>(), 1u8..4)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
-
-    #[test]
-    fn every_plan_reaches_its_end_and_the_way_back_its_beginning(functions in proptest::collection::vec(any_function(), 1..7)) {
-        const KINDS: [(&str, &str, &str); 4] = [
-            ("10de:1eb1", "030000", "nvidia"),
-            ("10de:10f8", "040300", "snd_hda_intel"),
-            ("8086:1593", "020000", "ice"),
-            ("8086:347a", "060400", "pcieport"),
-        ];
-        let mut yaml = String::from("kernel: 6.1.0\nos: debian 12\ndrivers: [nvidia, snd_hda_intel]\nmodules: [vfio-pci]\nfunctions:\n");
-        let mut places = BTreeSet::new();
-        for (bus, function, kind, driven, group) in functions {
-            let (ids, class, driver) = KINDS[kind];
-            if places.insert((bus, function)) {
-                let driver = if driven { format!("driver: {driver}, ") } else { String::new() };
-                let address = format!("0000:{bus:02x}:00.{function}");
-                writeln!(yaml, "  \"{address}\": {{ ids: \"{ids}\", class: \"{class}\", {driver}group: {group} }}").unwrap();
-            }
-        }
-        let machine = Machine::from_yaml(&yaml);
-        let before = drivers(&machine);
-        let mut journal = Journal::in_memory();
-        let mut view = View::of(&machine);
-        let gpus: Vec<_> = view.inventory.gpus().iter().map(|gpu| gpu.primary.address).collect();
-        for binding in [Binding::Vfio, Binding::Host] {
-            let wanted = gpus.iter().map(|gpu| (*gpu, binding)).collect();
-            for gpu in &gpus {
-                view = View { wanted: BTreeMap::clone(&wanted), ..View::of(&machine) };
-                match view.plan(&journal, &gpu.to_string(), binding) {
-                    Ok(plan) => {
-                        execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
-                        view = View { wanted: BTreeMap::clone(&wanted), ..View::of(&machine) };
-                        prop_assert_eq!(deviations(&view.inventory, *gpu, binding), []);
-                        prop_assert_eq!(view.plan(&journal, &gpu.to_string(), binding).unwrap().steps, []);
-                    }
-                    Err(refusal) => prop_assert_eq!((refusal.reason(), binding), ("ForeignDeviceInGroup", Binding::Vfio)),
-                }
-            }
-        }
-        prop_assert_eq!(drivers(&machine), before);
-    }
 }

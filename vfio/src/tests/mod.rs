@@ -1,8 +1,11 @@
 //! Described machines through the whole pipeline.
 
 mod executing;
+mod golden;
 mod observing;
 mod planning;
+mod speed;
+mod topologies;
 
 use std::collections::BTreeMap;
 

@@ -71,7 +71,7 @@ fn virtual_functions_are_neither_gpus_nor_companions() {
     let inventory = observe(&machine);
     let gpu = inventory.gpu(at("0000:08:00.0")).unwrap();
     assert!(gpu.companions.is_empty());
-    assert_eq!(gpu.primary.numvfs, 2);
+    assert_eq!((gpu.primary.numvfs, gpu.primary.vfs_possible), (16, 16));
     assert_eq!(inventory.functions[&at("0000:08:00.5")].physfn, Some(at("0000:08:00.0")));
 }
 

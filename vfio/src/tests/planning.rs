@@ -127,7 +127,7 @@ fn a_gpu_in_use_is_refused_with_its_holder_and_the_next_step() {
 fn a_gpu_with_virtual_functions_is_refused() {
     let machine = Machine::described("a2-sriov");
     let gpu = at("0000:08:00.0");
-    assert_eq!(refusal(&machine, "0000:08:00.0"), Refusal::VfsPresent { gpu, device: gpu, count: 2 });
+    assert_eq!(refusal(&machine, "0000:08:00.0"), Refusal::VfsPresent { gpu, device: gpu, count: 16 });
 }
 
 #[test]

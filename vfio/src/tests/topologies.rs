@@ -1,0 +1,261 @@
+//! What holds on every machine, not only on those that somebody has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::{View, at, drivers};
+use crate::address::PciAddress;
+use crate::described::Description;
+use crate::execute::execute;
+use crate::holders::holders;
+use crate::inventory::{Inventory, observe};
+use crate::journal::Journal;
+use crate::kernel::{Kernel, KernelError};
+use crate::plan::{Binding, Plan, Step, World, plan};
+use crate::testing::{Machine, MemoryKernel};
+use crate::verify::deviations;
+
+/// At least; more with `PROPTEST_CASES`.
+const CASES: u32 = 500;
+
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: default.cases.max(CASES), ..default }
+}
+
+/// Ids, class and driver of what is plugged in.
+const KINDS: [(&str, &str, &str); 6] = [
+    ("10de:1eb1", "030000", "nvidia"),
+    ("10de:2335", "030200", "nvidia"),
+    ("10de:10f8", "040300", "snd_hda_intel"),
+    ("10de:22a3", "068000", "nvidia-nvswitch"),
+    ("8086:1593", "020000", "ice"),
+    ("8086:347a", "060400", "pcieport"),
+];
+
+/// Who has a function at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Has {
+    Nobody,
+    Host,
+    Vfio,
+}
+
+#[derive(Clone, Debug)]
+struct Card {
+    bus: u8,
+    function: u8,
+    kind: usize,
+    has: Has,
+    group: u8,
+    held: bool,
+    vf: bool,
+}
+
+fn cards(vfio: bool) -> impl Strategy<Value = Vec<Card>> {
+    let has = if vfio {
+        prop_oneof![Just(Has::Nobody), Just(Has::Host), Just(Has::Vfio)].boxed()
+    } else {
+        prop_oneof![Just(Has::Nobody), Just(Has::Host)].boxed()
+    };
+    let card = (1u8..5, 0u8..3, 0..KINDS.len(), has, 1u8..6, prop::bool::weighted(0.2), prop::bool::weighted(0.1));
+    let card =
+        card.prop_map(|(bus, function, kind, has, group, held, vf)| Card { bus, function, kind, has, group, held, vf });
+    prop::collection::vec(card, 1..9).prop_map(|mut cards| {
+        let mut places = BTreeSet::new();
+        cards.retain(|card| places.insert((card.bus, card.function)));
+        cards
+    })
+}
+
+fn yaml(cards: &[Card]) -> String {
+    let mut functions = String::new();
+    let mut holders = String::new();
+    for Card { bus, function, kind, has, group, held, vf } in cards {
+        let (ids, class, native) = KINDS[*kind];
+        let address = format!("0000:{bus:02x}:00.{function}");
+        let driver = match has {
+            Has::Nobody => String::new(),
+            Has::Host => format!("driver: {native}, "),
+            Has::Vfio => "driver: vfio-pci, ".to_owned(),
+        };
+        let about = format!("ids: \"{ids}\", class: \"{class}\"");
+        writeln!(functions, "  \"{address}\": {{ {about}, {driver}native: {native}, group: {group} }}").unwrap();
+        if *held && (*has == Has::Vfio || (*has == Has::Host && native == "nvidia")) {
+            let pid = 100 + u32::from(*bus) * 8 + u32::from(*function);
+            writeln!(holders, "  - {{ pid: {pid}, command: python, open: \"{address}\" }}").unwrap();
+        }
+        if *vf && *kind < 2 {
+            let place = format!("0000:{bus:02x}:01.{function}");
+            let own = 100 + u32::from(*bus) * 8 + u32::from(*function);
+            writeln!(functions, "  \"{place}\": {{ {about}, group: {own}, physfn: \"{address}\" }}").unwrap();
+        }
+    }
+    let holders = if holders.is_empty() { "holders: []\n".to_owned() } else { format!("holders:\n{holders}") };
+    format!(
+        "kernel: 6.1.0\nos: debian 12\ndrivers: [nvidia, snd_hda_intel]\nmodules: [vfio-pci]\n{holders}functions:\n{functions}"
+    )
+}
+
+fn gpus(inventory: &Inventory) -> Vec<PciAddress> {
+    inventory.gpus().iter().map(|gpu| gpu.primary.address).collect()
+}
+
+fn touched(step: &Step) -> Option<PciAddress> {
+    match step {
+        Step::LoadModule { .. } => None,
+        Step::RecordOriginal { address, .. }
+        | Step::SetOverride { address, .. }
+        | Step::Unbind { address, .. }
+        | Step::Probe { address, .. }
+        | Step::ClearOverride { address }
+        | Step::ForgetOriginal { address } => Some(*address),
+    }
+}
+
+/// A kernel whose user is killed at one of its calls, right before or right after the kernel did it.
+struct Killed {
+    kernel: MemoryKernel,
+    calls: usize,
+    done: bool,
+}
+
+impl Killed {
+    fn call(&mut self, act: impl FnOnce(&mut MemoryKernel) -> Result<(), KernelError>) -> Result<(), KernelError> {
+        let dead = || Err(KernelError::Child { helper: "killed".into(), reason: String::new() });
+        match self.calls.checked_sub(1) {
+            Some(left) => {
+                self.calls = left;
+                act(&mut self.kernel)
+            }
+            None if self.done => {
+                self.done = false;
+                act(&mut self.kernel).and_then(|()| dead())
+            }
+            None => dead(),
+        }
+    }
+}
+
+impl Kernel for Killed {
+    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
+        self.call(|kernel| kernel.write(path, value))
+    }
+
+    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
+        self.call(|kernel| kernel.load_module(name))
+    }
+}
+
+/// Plans for a GPU while all GPUs are to go the same way.
+fn planned(machine: &Machine, journal: &Journal, gpu: PciAddress, binding: Binding) -> Result<Plan, crate::Refusal> {
+    let mut view = View::of(machine);
+    view.wanted = gpus(&view.inventory).into_iter().map(|gpu| (gpu, binding)).collect();
+    view.plan(journal, &gpu.to_string(), binding)
+}
+
+/// To the end, as another process that has only what is on disk. `false`: refused.
+fn finish(machine: &Machine, gpu: PciAddress, binding: Binding) -> Result<bool, TestCaseError> {
+    let mut journal = Journal::open(machine.path().join("run/journal")).unwrap();
+    let plan = match planned(machine, &journal, gpu, binding) {
+        Ok(plan) => plan,
+        Err(refusal) => {
+            let known = ["ForeignDeviceInGroup", "InUse", "VirtualFunctionsPresent"].contains(&refusal.reason());
+            prop_assert!(known, "{}", refusal);
+            return Ok(false);
+        }
+    };
+    execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
+    prop_assert_eq!(deviations(&observe(machine), gpu, binding), []);
+    prop_assert_eq!(planned(machine, &journal, gpu, binding).unwrap().steps, [], "a second plan has nothing to do");
+    Ok(true)
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn no_plan_touches_what_is_held_or_foreign(cards in cards(true)) {
+        let tree = Description::parse(&yaml(&cards)).unwrap().tree().unwrap();
+        let inventory = observe(&tree);
+        prop_assert_eq!(&inventory.errors, &[]);
+        let (holders, journal) = (holders(&tree, &inventory), Journal::in_memory());
+        for binding in [Binding::Vfio, Binding::Host] {
+            let wanted: BTreeMap<_, _> = gpus(&inventory).into_iter().map(|gpu| (gpu, binding)).collect();
+            let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+            for gpu in inventory.gpus() {
+                let Ok(plan) = plan(&world, gpu.primary.address, binding) else { continue };
+                let group: Vec<_> = gpu.shares_group_with.iter().filter_map(|other| inventory.gpu(*other)).chain([gpu.clone()]).collect();
+                let ours: BTreeSet<_> = group
+                    .iter()
+                    .flat_map(|gpu| gpu.companions.iter().copied().chain([gpu.primary]))
+                    .map(|function| function.address)
+                    .collect();
+                for address in plan.steps.iter().filter_map(touched) {
+                    prop_assert!(ours.contains(&address), "{} for {}", address, gpu.primary.address);
+                }
+                if plan.disrupts() {
+                    prop_assert!(!group.iter().any(|gpu| holders.contains_key(&gpu.primary.address)), "{:?}", plan);
+                    prop_assert!(!group.iter().any(|gpu| gpu.primary.numvfs > 0), "{:?}", plan);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn work_that_was_killed_at_any_call_goes_on_or_back(cards in cards(false), calls in 0usize..24, done: bool, back: bool) {
+        let machine = Machine::from_yaml(&yaml(&cards));
+        let before = drivers(&machine);
+        for gpu in gpus(&observe(&machine)) {
+            let mut journal = Journal::open(machine.path().join("run/journal")).unwrap();
+            if let Ok(plan) = planned(&machine, &journal, gpu, Binding::Vfio) {
+                let mut kernel = Killed { kernel: machine.kernel(), calls, done };
+                // Whether it came to its end depends on where it was killed.
+                let _ = execute(&plan, &mut kernel, &mut journal);
+            }
+            let reached = finish(&machine, gpu, if back { Binding::Host } else { Binding::Vfio })?;
+            if !reached {
+                continue;
+            }
+            let mut journal = Journal::open(machine.path().join("run/journal")).unwrap();
+            if let Ok(plan) = planned(&machine, &journal, gpu, Binding::Host) {
+                let mut kernel = Killed { kernel: machine.kernel(), calls, done };
+                let _ = execute(&plan, &mut kernel, &mut journal);
+            }
+            finish(&machine, gpu, Binding::Host)?;
+        }
+        prop_assert_eq!(drivers(&machine), before);
+    }
+}
+
+#[test]
+fn a_journal_whose_writer_was_killed_at_any_of_its_writes_is_gone_on_with() {
+    let gpu = at("0000:52:00.0");
+    let count = |binding| if binding == Binding::Vfio { 16 } else { 18 };
+    for binding in [Binding::Vfio, Binding::Host] {
+        for stop in 0..=count(binding) {
+            let machine = Machine::described("rtx-4000");
+            let before = drivers(&machine);
+            if binding == Binding::Host {
+                assert!(finish(&machine, gpu, Binding::Vfio).unwrap());
+            }
+            let path = machine.path().join("run/journal");
+            let mut journal = Journal::open(&path).unwrap();
+            let mut part = planned(&machine, &journal, gpu, binding).unwrap();
+            assert_eq!(part.steps.len(), count(binding), "every step is tried");
+            let next = part.steps.get(stop).cloned();
+            part.steps.truncate(stop);
+            execute(&part, &mut machine.kernel(), &mut journal).unwrap();
+            if matches!(next, Some(Step::RecordOriginal { .. } | Step::ForgetOriginal { .. })) {
+                // In the middle of its next write: half a file beside the whole one.
+                machine.write("/run/journal.new", "{ \"epoch\": 1, \"func");
+            }
+            assert!(finish(&machine, gpu, binding).unwrap(), "stopped before {next:?}");
+            assert!(finish(&machine, gpu, Binding::Host).unwrap());
+            assert_eq!(drivers(&machine), before, "stopped before {next:?}");
+        }
+    }
+}
