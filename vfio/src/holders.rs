@@ -101,8 +101,8 @@ fn scan_processes(
         Ok(names) => {
             for pid in names.iter().filter_map(|name| name.to_str()?.parse::<i32>().ok()) {
                 let fds = PathBuf::from(format!("/proc/{pid}/fd"));
-                let names = match host.list(&fds) {
-                    Ok(names) => names,
+                let numbers = match host.open_devices(&fds) {
+                    Ok(numbers) => numbers,
                     Err(error) => {
                         // Anything else is a process that ended meanwhile.
                         if error.kind() == io::ErrorKind::PermissionDenied {
@@ -111,10 +111,7 @@ fn scan_processes(
                         continue;
                     }
                 };
-                let mut seen = BTreeSet::new();
-                for name in names {
-                    let Some(number) = device_number(host, &fds.join(name)) else { continue };
-                    let Some(node) = nodes.get(&number).filter(|_| seen.insert(number)) else { continue };
+                for node in numbers.iter().filter_map(|number| nodes.get(number)) {
                     let holder = holder(host, pid, node.path.clone());
                     for gpu in &node.gpus {
                         held.entry(*gpu).or_default().insert(holder.clone());
@@ -128,15 +125,6 @@ fn scan_processes(
             let holder = holder(host, pid, PathBuf::from(format!("/proc/{pid}/fd")));
             held.entry(gpu.primary.address).or_default().insert(holder);
         }
-    }
-}
-
-/// Sockets, pipes and anonymous inodes have no path, so they are not asked for more.
-fn device_number(host: &impl Host, fd: &Path) -> Option<DeviceNumber> {
-    host.link(fd).ok().filter(|target| target.is_absolute())?;
-    match host.stat(fd).ok()?.kind {
-        FileKind::CharDevice(number) => Some(number),
-        FileKind::Regular | FileKind::Directory | FileKind::BlockDevice(_) | FileKind::Other => None,
     }
 }
 

@@ -7,7 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "this file is the door that the lint points to")]
 
 use std::collections::BTreeSet;
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,6 +20,7 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::libc;
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
 /// Most that is read of one attribute below `/sys`: the kernel never gives more than a page.
 const ATTRIBUTE_LIMIT: u64 = 64 * 1024;
@@ -63,6 +64,22 @@ pub trait Host {
     fn exists(&self, path: &Path) -> bool;
     /// What the path leads to, links followed, also those of `/proc/PID/fd`.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
+    /// Numbers of the character devices that a process has open; `dir` is its `/proc/PID/fd`.
+    fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
+        // Sockets, pipes and anonymous inodes have no path, so they are not asked for more.
+        let has_path = |fd: &PathBuf| self.link(fd).is_ok_and(|target| target.is_absolute());
+        let fds = self.list(dir)?.into_iter().map(|name| dir.join(name)).filter(has_path);
+        Ok(fds.filter_map(|fd| self.stat(&fd).ok()?.kind.char_device()).collect())
+    }
+}
+
+impl FileKind {
+    fn char_device(self) -> Option<DeviceNumber> {
+        match self {
+            Self::CharDevice(number) => Some(number),
+            Self::Regular | Self::Directory | Self::BlockDevice(_) | Self::Other => None,
+        }
+    }
 }
 
 /// Reads one value of a host as text without the newline at its end.
@@ -199,6 +216,22 @@ impl Host for Root {
         Ok(names)
     }
 
+    /// One call a descriptor: there are 100,000 of them on a busy host.
+    fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
+        let mut names = Dir::from_fd(self.open(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?)?;
+        let opened = self.open(dir, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root.
+        let procfs = fstatfs(&opened)?.filesystem_type() == PROC_SUPER_MAGIC;
+        let mut numbers = BTreeSet::new();
+        for entry in names.iter() {
+            let entry = entry?;
+            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
+            let stat = if procfs { statx(opened.as_fd(), name, 0) } else { self.stat(&dir.join(name)) };
+            numbers.extend(stat.ok().and_then(|stat| stat.kind.char_device()));
+        }
+        Ok(numbers)
+    }
+
     fn exists(&self, path: &Path) -> bool {
         self.open(path, OFlag::O_PATH).is_ok()
     }
@@ -304,6 +337,8 @@ mod tests {
         let expected = FileKind::CharDevice(DeviceNumber { major: 1, minor: 3 });
         assert_eq!(root.stat(&path).unwrap().kind, expected);
         assert_eq!(root.link(&path).unwrap(), Path::new("/dev/null"));
+        let all = root.open_devices(path.parent().unwrap()).unwrap();
+        assert!(all.contains(&DeviceNumber { major: 1, minor: 3 }), "{all:?}");
     }
 
     #[test]

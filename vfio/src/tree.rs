@@ -44,6 +44,7 @@ impl Tree {
         self.put(path.as_ref(), Node::Dir(BTreeMap::new()));
     }
 
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn top(&self) -> &Node {
         &self.0
     }

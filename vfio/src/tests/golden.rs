@@ -1,5 +1,7 @@
 //! Every described machine as it is understood and planned for, beside its fixture: a change shows as a difference.
 
+#![allow(clippy::disallowed_methods, reason = "lists the fixtures")]
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -87,8 +89,9 @@ fn understood(inventory: &Inventory) -> String {
             primary.vfs_possible
         )
         .unwrap();
-        let path = inventory.path(primary.address);
-        path.iter().for_each(|port| writeln!(text, "  below {port}").unwrap());
+        for port in inventory.path(primary.address) {
+            writeln!(text, "  below {port}").unwrap();
+        }
         gpu.companions.iter().for_each(|function| writeln!(text, "  with {}", line(function)).unwrap());
         gpu.foreign.iter().for_each(|function| writeln!(text, "  foreign {}", line(function)).unwrap());
         gpu.shares_group_with.iter().for_each(|other| writeln!(text, "  shares with {other}").unwrap());
