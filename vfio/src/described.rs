@@ -68,6 +68,7 @@ pub(crate) struct DescribedFunction {
     ids: String,
     class: String,
     pub(crate) driver: Option<String>,
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "moves devices in tests only"))]
     pub(crate) native: Option<String>,
     group: Option<u32>,
     numa: Option<i32>,
