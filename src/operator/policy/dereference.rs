@@ -21,6 +21,8 @@ pub struct Policies {
 pub struct Dereferenced {
     pub config: Result<GPUVirtConfigSpec, String>,
     pub gpu_nodes: Vec<GPUNode>,
+    /// No GPUNode is missing from them because it does not decode.
+    pub all_read: bool,
     pub daemon_sets: Vec<Arc<DaemonSet>>,
     pub config_maps: Vec<Arc<ConfigMap>>,
 }
@@ -57,6 +59,14 @@ pub fn dereference(world: &World) -> Dereferenced {
         Some(Ok(config)) => Ok(config.spec.clone()),
         Some(Err(invalid)) => Err(invalid.error.clone()),
     };
-    let gpu_nodes = world.gpu_nodes.state().iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
-    Dereferenced { config, gpu_nodes, daemon_sets: world.daemon_sets.state(), config_maps: world.config_maps.state() }
+    let guarded = world.gpu_nodes.state();
+    let gpu_nodes: Vec<GPUNode> = guarded.iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
+    let all_read = gpu_nodes.len() == guarded.len();
+    Dereferenced {
+        config,
+        gpu_nodes,
+        all_read,
+        daemon_sets: world.daemon_sets.state(),
+        config_maps: world.config_maps.state(),
+    }
 }

@@ -32,7 +32,11 @@ use self::{
     status::{Facts, Judgement, judge},
     validate::validate,
 };
-use super::{node::mode::NodePolicy, world::World};
+use super::{
+    kubevirt::{self, Wired, Wiring},
+    node::mode::NodePolicy,
+    world::World,
+};
 use crate::cluster::{apply::Applier, events::Events};
 
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,8 @@ pub enum Error {
     Status { kind: &'static str, name: String, source: Box<kube::Error> },
     #[error("ClusterPolicy {name} cannot be given its finalizer")]
     Finalizer { name: String, source: Box<kube::Error> },
+    #[error(transparent)]
+    KubeVirt(#[from] kubevirt::Error),
     #[error("what is left of ClusterPolicy {policy} cannot be removed")]
     Teardown { policy: String, source: Box<kube::Error> },
 }
@@ -55,6 +61,7 @@ pub struct Context {
     pub installation: Installation,
     /// What the served schema lacks, found once at start.
     pub schema: Verdict,
+    pub kubevirt: Wiring,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -124,6 +131,13 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     let operands = build::build(&validated.settings, &context.installation);
     apply::apply(&context.applier, &operands, &dereferenced).await?;
     let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    let wiring = context.kubevirt.serve(&dereferenced.gpu_nodes, dereferenced.all_read, config.kubevirt.mode).await;
+    let wired = match &wiring {
+        Ok(wired) => wired.clone(),
+        Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
+    };
+    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    verdicts.extend(wired.verdict().cloned());
     apply::write_policy_status(
         context,
         policy,
@@ -131,10 +145,12 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
             true => PolicyState::Ready,
             false => PolicyState::NotReady,
         },
-        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()],
+        verdicts,
+        wired.silenced(),
     )
     .await?;
-    apply::write_config_status(context, &judgement).await
+    apply::write_config_status(context, &judgement, &wired).await?;
+    wiring.map(drop).map_err(Error::KubeVirt)
 }
 
 fn judged(
@@ -169,7 +185,7 @@ async fn ignore(context: &Context, policy: &ClusterPolicy, oldest: &str) -> Resu
     }
     let message = format!("ClusterPolicy {oldest} is older and counts; delete one of the two");
     let verdict = Verdict::no(status::READY, "OlderPolicyCounts", message);
-    apply::write_policy_status(context, policy, PolicyState::Ignored, vec![verdict]).await
+    apply::write_policy_status(context, policy, PolicyState::Ignored, vec![verdict], &[kubevirt::WIRED]).await
 }
 
 async fn say_undecodable(context: &Context, invalid: &InvalidObject) -> Result<(), Error> {
@@ -182,5 +198,5 @@ async fn say_undecodable(context: &Context, invalid: &InvalidObject) -> Result<(
         "Undecodable",
         format!("this ClusterPolicy does not decode and is left alone: {}", invalid.error),
     );
-    apply::write_policy_status(context, &stand_in, PolicyState::NotReady, vec![verdict]).await
+    apply::write_policy_status(context, &stand_in, PolicyState::NotReady, vec![verdict], &[]).await
 }

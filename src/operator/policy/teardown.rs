@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::{Context, Error, apply, dereference::dereference, status};
 use crate::operator::{
+    kubevirt::Withdrawn,
     node::{gates, readiness::TORN_DOWN},
     world::Guarded,
 };
@@ -71,7 +72,7 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
                 labels::FORCE_TEARDOWN
             ),
         );
-        return apply::write_policy_status(context, policy, PolicyState::NotReady, vec![verdict]).await;
+        return apply::write_policy_status(context, policy, PolicyState::NotReady, vec![verdict], &[]).await;
     }
     for live in dereferenced.daemon_sets.iter().filter(|live| live.metadata.deletion_timestamp.is_none()) {
         context.applier.delete(live.as_ref()).await?;
@@ -85,6 +86,14 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
     }
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;
+    }
+    let mode = dereferenced.config.unwrap_or_default().kubevirt.mode;
+    match context.kubevirt.withdraw(mode).await {
+        Ok(Withdrawn::Done) => {}
+        Ok(Withdrawn::NotYet) if !forced => return Ok(()),
+        Err(error) if !forced => return Err(error.into()),
+        Ok(Withdrawn::NotYet) => tracing::warn!("KubeVirt's objects cannot be read: entries of ours may stay there"),
+        Err(error) => tracing::warn!(error = crate::chain(&error), "entries of ours may stay in permittedHostDevices"),
     }
     tracing::info!(policy = policy.name_any(), forced, "torn down");
     drop_finalizer(context, policy).await
