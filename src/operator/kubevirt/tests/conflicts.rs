@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::{
-    super::{
-        dialect::Dialect,
-        permitted::{Permitted, Unreadable},
-    },
+    super::permitted::{Permitted, Unreadable},
     T4, World, complains, nic, node, says, t4,
 };
 
@@ -78,7 +75,7 @@ fn the_other_objects_spelling_is_shown_as_misplaced() {
 #[test]
 fn hyperconverged_has_its_own_field_and_key() {
     let mut world = World::well();
-    world.hyper_converged(json!([{"pciDeviceSelector": "8086:1572", "resourceName": "intel.com/x710"}]));
+    world.hyper_converged(&json!([{"pciDeviceSelector": "8086:1572", "resourceName": "intel.com/x710"}]));
     let world = world.written();
     let ours = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true});
     assert_eq!(world.entries()[1], ours);
@@ -88,7 +85,7 @@ fn hyperconverged_has_its_own_field_and_key() {
 #[test]
 fn hyperconverged_cannot_have_two_names_for_an_id() {
     let mut world = World::well();
-    world.hyper_converged(json!([]));
+    world.hyper_converged(&json!([]));
     let mut world = world.written();
     world.nodes.push(node("n2", "10de:1eb8", "nvidia.com/T4"));
     complains(&world, "NotExpressible", &[T4, "nvidia.com/T4", "HyperConverged", "resourceAliases"]);
@@ -98,7 +95,7 @@ fn hyperconverged_cannot_have_two_names_for_an_id() {
 fn an_entry_that_is_switched_off_in_hyperconverged_stays_off() {
     let mut world = World::well();
     let off = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true, "disabled": true});
-    world.hyper_converged(json!([off]));
+    world.hyper_converged(&json!([off]));
     complains(&world, "EntryDisabled", &["disabled", T4]);
 }
 

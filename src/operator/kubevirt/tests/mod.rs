@@ -82,7 +82,7 @@ impl World {
         self.object.data = json!({"spec": {"configuration": {}}});
     }
 
-    fn hyper_converged(&mut self, entries: Value) {
+    fn hyper_converged(&mut self, entries: &Value) {
         self.dialect = Dialect::HyperConvergedV1Beta1;
         self.object =
             DynamicObject::new("kubevirt-hyperconverged", &self.dialect.resource()).within("kubevirt-hyperconverged");
@@ -137,9 +137,10 @@ fn merge(into: &mut Value, patch: &Value) {
     }
     for (key, value) in patch {
         let object = into.as_object_mut().unwrap();
-        match value {
-            Value::Null => drop(object.remove(key)),
-            value => merge(object.entry(key.clone()).or_insert(Value::Null), value),
+        if value.is_null() {
+            object.remove(key);
+        } else {
+            merge(object.entry(key.clone()).or_insert(Value::Null), value);
         }
     }
 }
