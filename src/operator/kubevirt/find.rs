@@ -93,6 +93,13 @@ impl Finder {
         Ok(Look::Seen { counts, all })
     }
 
+    /// Until the next look no object is watched.
+    pub fn rest(&self) {
+        for watched in &self.kinds {
+            *watched.objects.lock().expect("objects lock should not be poisoned") = None;
+        }
+    }
+
     /// The kind's objects; `None` while they are not known.
     async fn objects(&self, watched: &Watched) -> Result<Option<Vec<Cr>>, Error> {
         if !filled(&watched.crd) {

@@ -129,7 +129,11 @@ impl Wiring {
     /// Permits what the nodes offer. `all_read`: no GPUNode is missing from `gpu_nodes` because it does not decode.
     pub async fn serve(&self, gpu_nodes: &[GPUNode], all_read: bool, mode: KubeVirtMode) -> Result<Wired, Error> {
         match mode {
-            KubeVirtMode::Off => return Ok(Wired::Nothing),
+            KubeVirtMode::Off => {
+                self.finder.rest();
+                self.watch_users(false);
+                return Ok(Wired::Nothing);
+            }
             KubeVirtMode::Manage | KubeVirtMode::Report => {}
         }
         let cr = match self.finder.look().await? {

@@ -19,6 +19,7 @@ use crds::{
     conditions::Verdict,
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, PolicyState},
+    v1alpha1::KubeVirtMode,
 };
 use kube::{Client, ResourceExt, core::error_boundary::InvalidObject};
 use tokio::{
@@ -131,7 +132,9 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     let operands = build::build(&validated.settings, &context.installation);
     apply::apply(&context.applier, &operands, &dereferenced).await?;
     let judgement = judged(context, &validated.problems, &operands, &dereferenced);
-    let wiring = context.kubevirt.serve(&dereferenced.gpu_nodes, dereferenced.all_read, config.kubevirt.mode).await;
+    // A config that does not decode may say Off: others' objects are then left as they are.
+    let mode = dereferenced.config.as_ref().map_or(KubeVirtMode::Report, |config| config.kubevirt.mode);
+    let wiring = context.kubevirt.serve(&dereferenced.gpu_nodes, dereferenced.all_read, mode).await;
     let wired = match &wiring {
         Ok(wired) => wired.clone(),
         Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
