@@ -9,6 +9,7 @@ use crds::{
     v1alpha1::{AgentStatus, GPUNode, GPUNodeSpec, GPUNodeStatus, GPUStatus, KubeVirtMode, ResourceStatus},
 };
 use kube::api::DynamicObject;
+use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
 use super::{
@@ -209,6 +210,15 @@ fn a_gpu_that_no_node_offers_is_not_entered() {
 }
 
 #[test]
+fn of_two_ids_of_one_resource_only_the_offered_one_is_entered() {
+    let mut world = World::well();
+    let agent = world.nodes[0].status.as_mut().unwrap().agent.as_mut().unwrap();
+    let other = GPUStatus { address: "0000:19:00.0".to_owned(), id: "10de:1eb9".to_owned(), ..agent.gpus[0].clone() };
+    agent.gpus.push(other);
+    assert_eq!(world.written().entries(), json!([nic(), t4()]));
+}
+
+#[test]
 fn our_entry_stays_while_its_gpu_is_withdrawn_for_a_mode_change() {
     let mut world = World::well().written();
     world.nodes[0].status.as_mut().unwrap().agent.as_mut().unwrap().resources.clear();
@@ -364,4 +374,32 @@ fn marks_that_mean_nothing_take_nothing_away() {
     world.mark("what is this,8086:1572=intel.com/other");
     let world = world.written();
     assert_eq!(world.entries(), json!([nic(), t4()]));
+}
+
+proptest! {
+    #[test]
+    fn whatever_others_have_there_is_there_after_our_entries_have_come_and_gone(
+        list in vec((0..4_usize, 0..3_usize, any::<bool>()), 0..6),
+    ) {
+        let ids = ["10de:1eb8", "10DE:1EB8", "8086:1572", "10de:2236"];
+        let resources = [T4, "intel.com/x710", "nvidia.com/TU104GL_Tesla_T4"];
+        let foreign: Vec<Value> = list
+            .into_iter()
+            .map(|(id, resource, external)| json!({
+                "pciVendorSelector": ids[id], "resourceName": resources[resource], "externalResourceProvider": external,
+            }))
+            .collect();
+        let mut world = World::well();
+        world.permits(json!({"pciHostDevices": foreign}));
+        let decision = world.served();
+        if decision.change.is_some() {
+            world.apply(&decision);
+            let entries = world.entries();
+            let (others, ours) = entries.as_array().unwrap().split_at(foreign.len());
+            prop_assert_eq!(others, &foreign[..]);
+            prop_assert_eq!(ours, &[t4()]);
+            world.apply(&withdraw(&world.read()));
+            prop_assert_eq!(world.entries().as_array().cloned().unwrap_or_default(), foreign);
+        }
+    }
 }
