@@ -34,6 +34,11 @@ pub const FORCE_TEARDOWN: &str = "gpuvirt.io/force-teardown";
 pub const TEARDOWN_FINALIZER: &str = "gpuvirt.io/teardown";
 /// Annotation on a node: the deploy keys that the operator has set there, so that it removes only its own.
 pub const MANAGED_DEPLOY: &str = "gpuvirt.io/managed-deploy-labels";
+/// Annotation on a KubeVirt or `HyperConverged` object: the entries of its `permittedHostDevices` that are ours, as in
+/// `10DE:1EB8=nvidia.com/TU104GL_TESLA_T4`, separated by commas.
+pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";
+/// `"true"` beside it: the whole field was unset before our first entry, and is unset again after our last.
+pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-unset";
 
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";

@@ -6,8 +6,10 @@
 //! operand pods ┘      ▲ mode policy   └─▶ events
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
+//! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
 //! ```
 
+pub mod kubevirt;
 pub mod node;
 pub mod policy;
 pub mod uninstall;
@@ -21,6 +23,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    kubevirt::Wiring,
     node::pods::NodePods,
     policy::Installation,
     world::{NodeWork, Wake, World},
@@ -86,7 +89,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 async fn lead(client: &Client, config: Config, epoch: i64) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()) };
-    let (world, follow) = World::new(client, &config.installation.namespace, &wake);
+    let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
+    let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
+    let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
+    follow.extend(follow_kubevirt);
     let mut follow = join_all(follow);
     // Before the first list nothing is known, and "nothing there" would be acted upon.
     tokio::select! {
@@ -94,7 +100,6 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         _ = &mut follow => return,
     }
     let epoch = epoch.max(world.highest_epoch() + 1);
-    let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (policy_tx, policy_rx) = watch::channel(None);
     let node_context = Arc::new(node::Context {
         client: client.clone(),
@@ -111,6 +116,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         events,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
+        kubevirt: wiring,
         node_policy: policy_tx,
     });
     wake.policy.notify_one();

@@ -149,8 +149,9 @@ async fn without_operator(client: &Client, options: &Options, found: &[Policy]) 
         }
     }
     tracing::warn!(
-        "removed without the operator: GPUs keep the driver that they have, and nodes keep their {}* labels",
-        labels::DEPLOY_PREFIX
+        "removed without the operator: GPUs keep the driver that they have, nodes keep their {}* labels, and KubeVirt keeps the permittedHostDevices that its annotation {} lists",
+        labels::DEPLOY_PREFIX,
+        labels::PERMITTED_HOST_DEVICES
     );
     Ok(())
 }

@@ -140,11 +140,25 @@ pub fn follow<K>(
 ) -> (Store<K>, BoxFuture<'static, ()>)
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    K::DynamicType: Default + Eq + Hash + Clone,
+    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
-    let mut writer = Writer::<K>::new(K::DynamicType::default());
+    follow_as(K::DynamicType::default(), api, config, touched)
+}
+
+/// [`follow`], of a kind that is known at run time.
+pub fn follow_as<K>(
+    kind: K::DynamicType,
+    api: Api<K>,
+    config: watcher::Config,
+    touched: impl Fn(Option<&K>) + Send + 'static,
+) -> (Store<K>, BoxFuture<'static, ()>)
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Send + Sync,
+{
+    let name = K::kind(&kind).into_owned();
+    let mut writer = Writer::<K>::new(kind);
     let store = writer.as_reader();
-    let kind = K::kind(&K::DynamicType::default()).into_owned();
     let work = async move {
         let mut events =
             watcher(api, config).modify(|object| object.managed_fields_mut().clear()).default_backoff().boxed();
@@ -158,7 +172,7 @@ where
                         Event::Init | Event::InitApply(_) => {}
                     }
                 }
-                Err(error) => tracing::warn!(kind, %error, "watch interrupted, trying again"),
+                Err(error) => tracing::warn!(kind = name, %error, "watch interrupted, trying again"),
             }
         }
     };

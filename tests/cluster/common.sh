@@ -3,7 +3,8 @@ set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "${1:?usage: $0 STATE}"/{log,pids,pki}
 STATE=$(cd "$1" && pwd)
-NODE=node-1
+# The machine's name as a node. kubevirt.sh takes an empty one: then no node is told about KubeVirt.
+NODE=${NODE-node-1}
 SERVICE_CIDR=10.96.0.0/16
 SERVICE_IP=10.96.0.1
 POD_CIDR=10.88.0.0/24

@@ -91,6 +91,15 @@ async fn allocatable(t: &Turn, count: &str) -> Node {
     wait::until(&nodes, NODE, &format!("allocatable {T4}: {count}"), |node: &Node| offered(node) == Some(count)).await
 }
 
+/// The agent of this test has them registered. The node's status alone may still tell of the last test's agent.
+async fn serving(t: &Turn, count: usize) {
+    until_report(t, "the kubelet has them from this agent", |a| {
+        a.resources.iter().any(|r| r.name == T4 && r.registered && r.devices.len() == count)
+    })
+    .await;
+    allocatable(t, &count.to_string()).await;
+}
+
 fn offered(node: &Node) -> Option<&str> {
     let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
     allocatable.get(T4).map(|quantity| quantity.0.as_str())
@@ -115,16 +124,12 @@ fn eight_gpus_are_allocatable_until_they_are_withdrawn() {
         let _agent = start_agent(t, host.path()).await;
         until_report(t, "the agent sees them", |a| a.summary.gpus == 8 && a.summary.driver == "vfio-pci").await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "8").await;
-        until_report(t, "it knows that the kubelet does", |a| {
-            a.resources.iter().any(|r| r.name == T4 && r.registered && r.devices.len() == 8)
-        })
-        .await;
+        serving(t, 8).await;
         order(t, Advertise::Withdrawn).await;
         allocatable(t, "0").await;
         until_report(t, "nothing is registered", |a| a.resources.is_empty()).await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "8").await;
+        serving(t, 8).await;
     });
 }
 
@@ -135,7 +140,7 @@ fn a_restarted_kubelet_has_the_resource_again() {
         let host = eight_t4();
         let mut agent = start_agent(t, host.path()).await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "8").await;
+        serving(t, 8).await;
         machine.stop_kubelet().expect("stoppable");
         forget_resource(t).await;
         machine.start_kubelet().expect("startable");
@@ -151,7 +156,7 @@ fn an_agent_that_was_killed_serves_again_when_it_is_back() {
         let host = eight_t4();
         let first = start_agent(t, host.path()).await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "8").await;
+        serving(t, 8).await;
         first.kill().await;
         allocatable(t, "0").await;
         let _second = start_agent(t, host.path()).await;
@@ -191,7 +196,7 @@ fn a_function_that_cannot_be_read_is_named_and_the_others_are_served() {
         host.write("/sys/bus/pci/devices/0000:18:00.0/vendor", "rubbish\n");
         let _agent = start_agent(t, host.path()).await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "7").await;
+        serving(t, 7).await;
         let report = until_report(t, "it is named", |a| a.errors.iter().any(|e| e.contains("0000:18:00.0"))).await;
         let report = agent(&report).expect("a report");
         assert_eq!((report.errors.len(), report.summary.gpus), (1, 7), "{:?}", report.errors);
@@ -207,7 +212,7 @@ fn resources_stay_while_the_api_server_is_away() {
         let host = eight_t4();
         let mut agent = start_agent(t, host.path()).await;
         order(t, Advertise::Offered).await;
-        allocatable(t, "8").await;
+        serving(t, 8).await;
         machine.signal("kube-apiserver", Signal::STOP).expect("a signal should reach it");
         // The kubelet is born anew meanwhile, so that the agent has something to do without the API server.
         let restarted = machine.stop_kubelet().and_then(|()| {

@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod kubelet;
+mod kubevirt;
 mod labels;
 mod leadership;
 mod modes;

@@ -36,11 +36,12 @@ ETCD=http://127.0.0.1:$(free_port) PEER=http://127.0.0.1:$(free_port)
 start etcd etcd --data-dir "$STATE/etcd" --unsafe-no-fsync \
 	--listen-client-urls "$ETCD" --advertise-client-urls "$ETCD" \
 	--listen-peer-urls "$PEER" --initial-advertise-peer-urls "$PEER" --initial-cluster "default=$PEER"
+# Webhooks and aggregated APIs by their endpoints: a control plane without a node has no kube-proxy for cluster IPs.
 start kube-apiserver "$STATE/bin/kube" kube-apiserver --etcd-servers="$ETCD" \
 	--bind-address="$NODE_IP" --advertise-address="$NODE_IP" --secure-port="$API_PORT" --service-cluster-ip-range=$SERVICE_CIDR \
 	--tls-cert-file=apiserver.crt --tls-private-key-file=apiserver.key --client-ca-file=ca.crt \
 	--token-auth-file=tokens.csv --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --allow-privileged \
-	--service-account-issuer=https://kubernetes.default.svc --service-account-key-file=sa.key --service-account-signing-key-file=sa.key \
+	--enable-aggregator-routing --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=sa.key --service-account-signing-key-file=sa.key \
 	--kubelet-client-certificate=kubelet-client.crt --kubelet-client-key=kubelet-client.key --kubelet-preferred-address-types=InternalIP \
 	--requestheader-client-ca-file=ca.crt --requestheader-allowed-names=aggregator --requestheader-username-headers=X-Remote-User \
 	--requestheader-group-headers=X-Remote-Group --requestheader-extra-headers-prefix=X-Remote-Extra- \

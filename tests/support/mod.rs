@@ -3,6 +3,7 @@
 //! ```text
 //! turn      one test at a time on one control plane, clean at its beginning
 //! cluster   the control plane (tests/cluster/up.sh), the chart in it
+//! kubevirt  KubeVirt's own controllers (tests/cluster/kubevirt.sh), and virtual machines in them
 //! machine   this host as a real node (tests/cluster/node.sh)
 //! program   `gpuvirt …` as a process, its log shown when the test fails
 //! identity  kubeconfigs of ServiceAccounts
@@ -16,6 +17,7 @@ pub mod agents;
 pub mod cluster;
 pub mod identity;
 pub mod kubelets;
+pub mod kubevirt;
 pub mod machine;
 pub mod nodes;
 pub mod policies;

@@ -139,8 +139,10 @@ pub struct KubeVirt {
 pub enum KubeVirtMode {
     /// Advertised resources are kept in `permittedHostDevices` of `HyperConverged`, or else of `KubeVirt`, where one is found.
     #[default]
-    Auto,
-    /// Neither is read nor written; the resources are permitted there by hand.
+    Manage,
+    /// Both are read and neither is written: the condition `KubeVirtWired` shows the entries to add.
+    Report,
+    /// Neither is read nor written; the resources are permitted there by hand, and what was entered before stays.
     Off,
 }
 

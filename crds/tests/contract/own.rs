@@ -17,7 +17,7 @@ fn a_config_that_says_nothing_is_the_safe_one() {
     assert_eq!(config.spec.discovery, Discovery::AllNodes);
     assert_eq!(config.spec.evict, Evict::Never);
     assert_eq!(config.spec.budget, Budget { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) });
-    assert_eq!(config.spec.kubevirt.mode, KubeVirtMode::Auto);
+    assert_eq!(config.spec.kubevirt.mode, KubeVirtMode::Manage);
     assert_eq!(config.spec.resync_seconds, 300);
 }
 

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     cluster::{apply::Applier, events::Notice},
-    operator::world::Guarded,
+    operator::{kubevirt::Wired, world::Guarded},
 };
 
 /// ConfigMaps go first, since pods mount them. What nobody asks for any more is pruned: live objects are those that carry
@@ -53,17 +53,19 @@ fn named<'a, K: ResourceExt, T: std::borrow::Borrow<K>>(objects: &'a [T], like: 
     objects.iter().map(std::borrow::Borrow::borrow).find(|object: &&K| object.name_any() == like.name_any())
 }
 
-/// Written only when it differs from what the object shows.
+/// Written only when it differs from what the object shows. Conditions of the types `silenced` go.
 pub(super) async fn write_policy_status(
     context: &Context,
     policy: &ClusterPolicy,
     state: PolicyState,
     verdicts: Vec<Verdict>,
+    silenced: &[&str],
 ) -> Result<(), Error> {
     let name = policy.name_any();
     let old = policy.status.clone().unwrap_or_default();
     let news = verdicts.iter().find(|v| v.type_ == READY).and_then(|ready| news(ready, &old.conditions));
-    let status = policy_status(policy, &context.installation.namespace, state, verdicts, &Time(Timestamp::now()));
+    let namespace = &context.installation.namespace;
+    let status = policy_status(policy, namespace, state, verdicts, silenced, &Time(Timestamp::now()));
     if policy.status.as_ref() == Some(&status) {
         return Ok(());
     }
@@ -104,10 +106,11 @@ pub(super) fn reference(policy: &ClusterPolicy) -> ObjectReference {
 }
 
 /// The report per operand and mode, where the user has made the object that holds it.
-pub(super) async fn write_config_status(context: &Context, judgement: &Judgement) -> Result<(), Error> {
+pub(super) async fn write_config_status(context: &Context, judgement: &Judgement, wired: &Wired) -> Result<(), Error> {
     let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return Ok(()) };
     let Ok(config) = &guarded.0 else { return Ok(()) };
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, &Time(Timestamp::now()));
+    let now = Time(Timestamp::now());
+    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, wired, &now);
     if config.status.as_ref() == Some(&status) {
         return Ok(());
     }

@@ -21,6 +21,8 @@ pub struct Policies {
 pub struct Dereferenced {
     pub config: Result<GPUVirtConfigSpec, String>,
     pub gpu_nodes: Vec<GPUNode>,
+    /// No GPUNode is missing from them because it does not decode.
+    pub all_read: bool,
     pub daemon_sets: Vec<Arc<DaemonSet>>,
     pub config_maps: Vec<Arc<ConfigMap>>,
 }
@@ -61,9 +63,12 @@ pub fn config(world: &World) -> Result<GPUVirtConfigSpec, String> {
 }
 
 pub fn dereference(world: &World) -> Dereferenced {
+    let guarded = world.gpu_nodes.state();
+    let gpu_nodes: Vec<GPUNode> = guarded.iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
     Dereferenced {
         config: config(world),
-        gpu_nodes: world.gpu_nodes.state().iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect(),
+        all_read: gpu_nodes.len() == guarded.len(),
+        gpu_nodes,
         daemon_sets: world.daemon_sets.state(),
         config_maps: world.config_maps.state(),
     }

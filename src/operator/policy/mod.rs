@@ -19,6 +19,7 @@ use crds::{
     conditions::Verdict,
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, PolicyState},
+    v1alpha1::KubeVirtMode,
 };
 use kube::{Client, ResourceExt, core::error_boundary::InvalidObject};
 use tokio::{
@@ -32,7 +33,11 @@ use self::{
     status::{Facts, Judgement, judge},
     validate::validate,
 };
-use super::{node::mode::NodePolicy, world::World};
+use super::{
+    kubevirt::{self, Wired, Wiring},
+    node::mode::NodePolicy,
+    world::World,
+};
 use crate::cluster::{apply::Applier, events::Events};
 
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +48,8 @@ pub enum Error {
     Status { kind: &'static str, name: String, source: Box<kube::Error> },
     #[error("ClusterPolicy {name} cannot be given its finalizer")]
     Finalizer { name: String, source: Box<kube::Error> },
+    #[error(transparent)]
+    KubeVirt(#[from] kubevirt::Error),
     #[error("what is left of ClusterPolicy {policy} cannot be removed")]
     Teardown { policy: String, source: Box<kube::Error> },
 }
@@ -55,6 +62,7 @@ pub struct Context {
     pub installation: Installation,
     /// What the served schema lacks, found once at start.
     pub schema: Verdict,
+    pub kubevirt: Wiring,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -125,6 +133,15 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     let operands = build::build(&validated.settings, &context.installation);
     apply::apply(&context.applier, &operands, &dereferenced).await?;
     let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    // A config that does not decode may say Off: others' objects are then left as they are.
+    let mode = dereferenced.config.as_ref().map_or(KubeVirtMode::Report, |config| config.kubevirt.mode);
+    let wiring = context.kubevirt.serve(&dereferenced.gpu_nodes, dereferenced.all_read, mode).await;
+    let wired = match &wiring {
+        Ok(wired) => wired.clone(),
+        Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
+    };
+    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    verdicts.extend(wired.verdict().cloned());
     apply::write_policy_status(
         context,
         policy,
@@ -132,10 +149,12 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
             true => PolicyState::Ready,
             false => PolicyState::NotReady,
         },
-        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()],
+        verdicts,
+        wired.silenced(),
     )
     .await?;
-    apply::write_config_status(context, &judgement).await
+    apply::write_config_status(context, &judgement, &wired).await?;
+    wiring.map(drop).map_err(Error::KubeVirt)
 }
 
 fn judged(
@@ -170,7 +189,7 @@ async fn ignore(context: &Context, policy: &ClusterPolicy, oldest: &str) -> Resu
     }
     let message = format!("ClusterPolicy {oldest} is older and counts; delete one of the two");
     let verdict = Verdict::no(status::READY, "OlderPolicyCounts", message);
-    apply::write_policy_status(context, policy, PolicyState::Ignored, vec![verdict]).await
+    apply::write_policy_status(context, policy, PolicyState::Ignored, vec![verdict], &[kubevirt::WIRED]).await
 }
 
 async fn say_undecodable(context: &Context, invalid: &InvalidObject) -> Result<(), Error> {
@@ -183,5 +202,5 @@ async fn say_undecodable(context: &Context, invalid: &InvalidObject) -> Result<(
         "Undecodable",
         format!("this ClusterPolicy does not decode and is left alone: {}", invalid.error),
     );
-    apply::write_policy_status(context, &stand_in, PolicyState::NotReady, vec![verdict]).await
+    apply::write_policy_status(context, &stand_in, PolicyState::NotReady, vec![verdict], &[]).await
 }

@@ -13,6 +13,7 @@ use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::apis::meta::v1::T
 use kube::ResourceExt;
 
 use super::{build::Operands, validate::Problem};
+use crate::operator::kubevirt::Wired;
 
 pub const READY: &str = "Ready";
 pub const ERROR: &str = "Error";
@@ -169,9 +170,11 @@ pub fn policy_status(
     namespace: &str,
     state: PolicyState,
     verdicts: Vec<Verdict>,
+    silenced: &[&str],
     now: &Time,
 ) -> ClusterPolicyStatus {
-    let old = policy.status.clone().unwrap_or_default();
+    let mut old = policy.status.clone().unwrap_or_default();
+    old.conditions.retain(|condition| !silenced.contains(&condition.type_.as_str()));
     let mut verdicts = verdicts;
     if let Some(ready) = verdicts.iter().find(|v| v.type_ == READY).cloned() {
         verdicts.push(match ready.holds {
@@ -190,13 +193,16 @@ pub fn config_status(
     old: Option<&GPUVirtConfigStatus>,
     generation: Option<i64>,
     judgement: &Judgement,
+    wired: &Wired,
     now: &Time,
 ) -> GPUVirtConfigStatus {
-    let old = old.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let mut old = old.map(|status| status.conditions.clone()).unwrap_or_default();
+    old.retain(|condition| !wired.silenced().contains(&condition.type_.as_str()));
+    let verdicts: Vec<Verdict> = [Some(&judgement.verdict), wired.verdict()].into_iter().flatten().cloned().collect();
     GPUVirtConfigStatus {
         observed_generation: generation.unwrap_or_default(),
         operands: judgement.operands.clone(),
         modes: judgement.modes.clone(),
-        conditions: merge(old, std::slice::from_ref(&judgement.verdict), generation, now),
+        conditions: merge(&old, &verdicts, generation, now),
     }
 }

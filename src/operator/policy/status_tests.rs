@@ -173,7 +173,7 @@ fn the_error_condition_is_the_peers_mirror_of_ready() {
     let policy = ClusterPolicy::new("p", ClusterPolicySpec::default());
     let now = Time(Timestamp::now());
     let verdict = Verdict::no(READY, "InvalidImage", "spec.driver");
-    let status = policy_status(&policy, "gpuvirt", PolicyState::NotReady, vec![verdict], &now);
+    let status = policy_status(&policy, "gpuvirt", PolicyState::NotReady, vec![verdict], &[], &now);
     let error = status.conditions.iter().find(|c| c.type_ == ERROR).unwrap();
     assert_eq!((error.status.as_str(), error.message.as_str()), ("True", "spec.driver"));
 }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::{Context, Error, apply, dereference::dereference, status};
 use crate::operator::{
+    kubevirt::Withdrawn,
     node::{gates, readiness::TORN_DOWN},
     world::Guarded,
 };
@@ -61,17 +62,7 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
     let dereferenced = dereference(&context.world);
     let waiting: Vec<String> = dereferenced.gpu_nodes.iter().filter_map(waits_for).collect();
     if !waiting.is_empty() && !forced {
-        let verdict = Verdict::no(
-            status::READY,
-            "TearingDown",
-            format!(
-                "waiting for {} (to give up on them: kubectl annotate clusterpolicy {} {}=true)",
-                waiting.join("; "),
-                policy.name_any(),
-                labels::FORCE_TEARDOWN
-            ),
-        );
-        return apply::write_policy_status(context, policy, PolicyState::NotReady, vec![verdict]).await;
+        return waits(context, policy, &waiting.join("; ")).await;
     }
     for live in dereferenced.daemon_sets.iter().filter(|live| live.metadata.deletion_timestamp.is_none()) {
         context.applier.delete(live.as_ref()).await?;
@@ -86,8 +77,30 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;
     }
+    let mode = dereferenced.config.unwrap_or_default().kubevirt.mode;
+    match context.kubevirt.withdraw(mode).await {
+        Ok(Withdrawn::Done) => {}
+        Ok(Withdrawn::NotYet) if !forced => return waits(context, policy, "KubeVirt's objects to be listed").await,
+        Err(error) if !forced => {
+            waits(context, policy, &format!("KubeVirt: {}", crate::chain(&error))).await?;
+            return Err(error.into());
+        }
+        Ok(Withdrawn::NotYet) => tracing::warn!("KubeVirt's objects cannot be read: entries of ours may stay there"),
+        Err(error) => tracing::warn!(error = crate::chain(&error), "entries of ours may stay in permittedHostDevices"),
+    }
     tracing::info!(policy = policy.name_any(), forced, "torn down");
     drop_finalizer(context, policy).await
+}
+
+/// Says what the removal waits for, and how to go on without it.
+async fn waits(context: &Context, policy: &ClusterPolicy, reason: &str) -> Result<(), Error> {
+    let message = format!(
+        "waiting for {reason} (to give up on it: kubectl annotate clusterpolicy {} {}=true)",
+        policy.name_any(),
+        labels::FORCE_TEARDOWN
+    );
+    let verdict = Verdict::no(status::READY, "TearingDown", message);
+    apply::write_policy_status(context, policy, PolicyState::NotReady, vec![verdict], &[]).await
 }
 
 /// Why a node is not left yet.
