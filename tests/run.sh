@@ -63,8 +63,8 @@ all)
 	ring clippy 120 clippy || true
 	ring unit 120 unit || true
 	ring chart 10 chart || true
-	ring cluster 240 cargo test --locked --test cluster || true
-	ring lab 400 cargo test --locked --test lab || true
+	ring cluster 420 cargo test --locked --test cluster || true
+	ring lab 420 cargo test --locked --test lab || true
 	;;
 *)
 	echo "usage: $0 [quick|all]" >&2
