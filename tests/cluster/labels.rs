@@ -152,13 +152,13 @@ fn a_deleted_node_is_not_brought_back_and_neither_is_its_gpunode() {
         nodes.delete("n1", &DeleteParams::default()).await.expect("deletable");
         wait::until_gone(&nodes, &node, "the node goes").await;
         wait::until_gone(&t.all(), &served, "the GPUNode goes with its node").await;
-        let gone = written.first(0, "gone", |w| matches!(w, Written::Gone(n) if n.name_any() == "n1"));
+        let gone = written.first(0, "gone", |w| matches!(w, Written::Gone(n) if n.name_any() == "n1")).await;
         // The operator goes on with the others.
         label(t, "n2", &[(labels::WORKLOAD_CONFIG, None)]).await;
         until_deployed(t, "n2", &CONTAINER).await;
         policies::until(t, POLICY, PolicyState::Ready, "Reconciled", &["1 GPU node(s)"]).await;
         assert!(!written.ever(gone, |w| matches!(w, Written::Is(n) if n.name_any() == "n1")), "no GPUNode comes back");
-        let left = labelled.first(0, "gone", |w| matches!(w, Written::Gone(n) if n.name_any() == "n1"));
+        let left = labelled.first(0, "gone", |w| matches!(w, Written::Gone(n) if n.name_any() == "n1")).await;
         assert!(!labelled.ever(left, |w| matches!(w, Written::Is(n) if n.name_any() == "n1")), "no Node comes back");
     });
 }

@@ -101,21 +101,27 @@ fn a_mode_change_withdraws_waits_for_pods_switches_and_serves_only_then() {
         nodes::until_event(t, node.metadata.uid, "ModeReached").await;
         policies::until(t, POLICY, PolicyState::Ready, "Reconciled", &[]).await;
 
-        let labels_off = labelled.first(flip, "old labels off", |w| is_node(w, |n| deployed(n).is_empty()));
-        let pod_gone = pods.first(
-            flip,
-            "driver pod gone",
-            |w| matches!(w, Written::Gone(pod) if pod.metadata.uid == driver.metadata.uid),
-        );
-        let order =
-            written.first(flip, "spec.mode", |w| is_gpunode(w, |n| n.spec.mode == Some(WorkloadMode::VmPassthrough)));
-        let reached = written.first(flip, "mode reached", |w| {
-            is_gpunode(w, |n| {
-                agents::agent(n).is_some_and(|a| a.gpus.iter().all(|g| g.mode == Some(WorkloadMode::VmPassthrough)))
+        let labels_off = labelled.first(flip, "old labels off", |w| is_node(w, |n| deployed(n).is_empty())).await;
+        let pod_gone = pods
+            .first(
+                flip,
+                "driver pod gone",
+                |w| matches!(w, Written::Gone(pod) if pod.metadata.uid == driver.metadata.uid),
+            )
+            .await;
+        let order = written
+            .first(flip, "spec.mode", |w| is_gpunode(w, |n| n.spec.mode == Some(WorkloadMode::VmPassthrough)))
+            .await;
+        let reached = written
+            .first(flip, "mode reached", |w| {
+                is_gpunode(w, |n| {
+                    agents::agent(n).is_some_and(|a| a.gpus.iter().all(|g| g.mode == Some(WorkloadMode::VmPassthrough)))
+                })
             })
-        });
-        let labels_on = labelled.first(labels_off, "new labels", |w| is_node(w, |n| !deployed(n).is_empty()));
-        let offered = written.first(order, "offered", |w| is_gpunode(w, |n| n.spec.advertise == Advertise::Offered));
+            .await;
+        let labels_on = labelled.first(labels_off, "new labels", |w| is_node(w, |n| !deployed(n).is_empty())).await;
+        let offered =
+            written.first(order, "offered", |w| is_gpunode(w, |n| n.spec.advertise == Advertise::Offered)).await;
         let steps = [flip, labels_off, pod_gone, order, reached, labels_on];
         assert!(steps.is_sorted_by(|a, b| a < b), "flip, labels off, pod gone, order, reached, labels on: {steps:?}");
         assert!(reached < offered, "reached {reached}, offered {offered}");
@@ -142,12 +148,14 @@ fn on_the_way_back_devices_are_withdrawn_before_the_driver_is_asked_for() {
             .await;
         until_deployed(t, "n1", &CONTAINER).await;
         let withdrawn =
-            written.first(flip, "withdrawn", |w| is_gpunode(w, |n| n.spec.advertise == Advertise::Withdrawn));
-        let unregistered = written.first(flip, "unregistered", |w| {
-            is_gpunode(w, |n| agents::agent(n).is_some_and(|a| a.resources.is_empty()))
-        });
+            written.first(flip, "withdrawn", |w| is_gpunode(w, |n| n.spec.advertise == Advertise::Withdrawn)).await;
+        let unregistered = written
+            .first(flip, "unregistered", |w| {
+                is_gpunode(w, |n| agents::agent(n).is_some_and(|a| a.resources.is_empty()))
+            })
+            .await;
         let order =
-            written.first(flip, "spec.mode", |w| is_gpunode(w, |n| n.spec.mode == Some(WorkloadMode::Container)));
+            written.first(flip, "spec.mode", |w| is_gpunode(w, |n| n.spec.mode == Some(WorkloadMode::Container))).await;
         assert!(withdrawn < unregistered && unregistered < order, "{withdrawn} {unregistered} {order}");
     });
 }

@@ -71,10 +71,10 @@ fn an_idle_node_is_released_and_nothing_is_left() {
         nothing_is_left(t, &policy).await;
         let released = written.first(0, "released", |w| {
             matches!(w, Written::Is(n) if agents::agent(n).is_some_and(|a| a.gpus[0].mode == Some(WorkloadMode::Container)))
-        });
+        }).await;
         let agents_end = sets.first(0, "the agents' end", |w| {
             matches!(w, Written::Is(s) if s.name_any() == "gpuvirt-agent" && s.metadata.deletion_timestamp.is_some())
-        });
+        }).await;
         assert!(released < agents_end, "the agent stays until GPUs are released: {released} {agents_end}");
     });
 }

@@ -17,7 +17,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use super::Background;
+use super::{Background, wait};
 
 #[derive(Clone, Debug)]
 pub enum Written<K> {
@@ -63,11 +63,14 @@ where
         Self { seen, _task: task }
     }
 
-    /// When the first state after `since` was written of which this is true.
-    pub fn first(&self, since: u64, what: &str, is: impl Fn(&Written<K>) -> bool) -> u64 {
-        let seen = self.seen.lock().expect("the tape's lock should not be poisoned");
-        let found = seen.iter().find(|(at, written)| *at > since && is(written)).map(|(at, _)| *at);
-        found.unwrap_or_else(|| panic!("never on the tape after {since}: {what}"))
+    /// When the first state after `since` was written of which this is true. Waits for it: what another watch has shown
+    /// already may still be on its way to this one.
+    pub async fn first(&self, since: u64, what: &str, is: impl Fn(&Written<K>) -> bool) -> u64 {
+        wait::eventually(&format!("on the tape after {since}: {what}"), async || {
+            let seen = self.seen.lock().expect("the tape's lock should not be poisoned");
+            seen.iter().find(|(at, written)| *at > since && is(written)).map(|(at, _)| *at)
+        })
+        .await
     }
 
     /// Whether it was true of any state.
