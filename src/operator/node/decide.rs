@@ -4,7 +4,7 @@
 //! ```text
 //! preflight ──blocked──▶ the old mode goes on, with the reason
 //!    │ clear
-//! withdraw: advertisement off, old deploy labels away ─▶ pods gone, nothing registered
+//! withdraw: advertisement off ─▶ the agent answers ─▶ old deploy labels away ─▶ pods gone
 //!    ─▶ GPUNode.spec.mode ─▶ the agent acts and verifies ─▶ new deploy labels, advertisement on
 //! ```
 //! Nothing is remembered between calls: labels, `GPUNode` and pods say how far a node is, so a restart goes on from there.
