@@ -1,4 +1,4 @@
-//! Every label and annotation key of the contract, once.
+//! Every label and annotation key of the contract, and the resource names that are not ours, once.
 //!
 //! `nvidia.com/…` keys are those that users of NVIDIA's GPU Operator know; `gpuvirt.io/…` keys are ours.
 
@@ -50,3 +50,9 @@ pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const APP_COMPONENT: &str = "app.kubernetes.io/component";
 pub const APP_MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const APP_PART_OF: &str = "app.kubernetes.io/part-of";
+
+/// Whether NVIDIA's own device plugin owns this extended resource: whole GPUs, shared ones, MIG devices.
+pub fn is_container_resource(resource: &str) -> bool {
+    let Some(name) = resource.strip_prefix("nvidia.com/") else { return false };
+    name == "gpu" || name.starts_with("mig-") || name.ends_with(".shared")
+}

@@ -39,14 +39,6 @@ pub struct Allocation {
     pub resource: String,
 }
 
-impl Allocation {
-    /// Of NVIDIA's own device plugin: whole GPUs, shared ones, MIG devices.
-    pub fn of_container_stack(&self) -> bool {
-        let Some(name) = self.resource.strip_prefix("nvidia.com/") else { return false };
-        name == "gpu" || name.starts_with("mig-") || name.ends_with(".shared")
-    }
-}
-
 /// By device id.
 pub type Allocations = BTreeMap<String, Vec<Allocation>>;
 

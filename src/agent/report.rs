@@ -10,6 +10,8 @@ use kube::{
 };
 use serde_json::json;
 
+use crate::cluster::gone;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("GPUNode {node} cannot be created")]
@@ -56,7 +58,7 @@ impl Reporter {
         match self.api.patch_status(&self.node, &params, &Patch::Apply(&patch)).await {
             Ok(_) => Ok(()),
             // It has gone, or was made anew: the watch says so, and the next round writes to the new one.
-            Err(kube::Error::Api(refused)) if refused.code == 404 || refused.code == 409 => Ok(()),
+            Err(error) if gone(&error) => Ok(()),
             Err(source) => Err(Error::Status { node: self.node.clone(), source: Box::new(source) }),
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crds::{
-    WorkloadMode,
+    WorkloadMode, labels,
     v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
@@ -159,7 +159,8 @@ impl<K: Kernel> VfioManager<K> {
             if !gpu.primary.on_vfio() {
                 // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
                 // has one could have any.
-                pods.extend(self.allocations.values().flatten().filter(|allocation| allocation.of_container_stack()));
+                let all = self.allocations.values().flatten();
+                pods.extend(all.filter(|allocation| labels::is_container_resource(&allocation.resource)));
             }
             held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
         }

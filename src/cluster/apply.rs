@@ -14,6 +14,8 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
+use super::gone;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{kind} {name} cannot be applied")]
@@ -76,7 +78,7 @@ impl Applier {
         let same = Preconditions { uid: live.uid(), resource_version: None };
         match api.delete(&key.1, &DeleteParams::foreground().preconditions(same)).await {
             Ok(_) => tracing::info!(kind = key.0, name = key.1, "deleted: no longer wanted"),
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
+            Err(error) if gone(&error) => {}
             Err(source) => return Err(Error::Delete { kind: key.0, name: key.1, source: Box::new(source) }),
         }
         self.applied.lock().expect("applied lock should not be poisoned").remove(&key);

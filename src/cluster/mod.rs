@@ -3,3 +3,9 @@
 pub mod apply;
 pub mod events;
 pub mod lease;
+
+/// The object has gone, or another one has its name by now, or somebody wrote it meanwhile: its own event brings the next
+/// look at it.
+pub fn gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
+}

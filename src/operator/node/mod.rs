@@ -43,7 +43,7 @@ use self::{
     pods::NodePods,
 };
 use super::world::{NodeWork, World};
-use crate::cluster::events::Events;
+use crate::cluster::{events::Events, gone};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -216,11 +216,6 @@ fn status_patch(gpu_node: &GPUNode, status: &OperatorStatus) -> serde_json::Valu
         "metadata": {"name": gpu_node.name_any(), "uid": gpu_node.uid()},
         "status": {"operator": status},
     })
-}
-
-/// The object has gone, or another one has its name by now: its own event brings the next reconcile.
-fn gone(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
 }
 
 fn reference(node: &NodeMeta) -> ObjectReference {

@@ -21,7 +21,7 @@ use super::{
     status::{Judgement, READY, config_status, policy_status},
 };
 use crate::{
-    cluster::{apply::Applier, events::Notice},
+    cluster::{apply::Applier, events::Notice, gone},
     operator::{kubevirt::Wired, world::Guarded},
 };
 
@@ -75,7 +75,7 @@ pub(super) async fn write_policy_status(
     let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
     match api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
         Ok(_) => {}
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => return Ok(()),
+        Err(error) if gone(&error) => return Ok(()),
         Err(source) => return Err(Error::Status { kind: "ClusterPolicy", name, source: Box::new(source) }),
     }
     if let Some(notice) = news {
@@ -124,7 +124,7 @@ pub(super) async fn write_config_status(context: &Context, judgement: &Judgement
     let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
     match api.patch_status(CONFIG_NAME, &params, &Patch::Apply(&patch)).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
         Err(source) => {
             Err(Error::Status { kind: "GPUVirtConfig", name: CONFIG_NAME.to_owned(), source: Box::new(source) })
         }

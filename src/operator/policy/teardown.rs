@@ -15,10 +15,13 @@ use kube::{
 use serde_json::json;
 
 use super::{Context, Error, apply, dereference::dereference, status};
-use crate::operator::{
-    kubevirt::Withdrawn,
-    node::{gates, readiness::TORN_DOWN},
-    world::Guarded,
+use crate::{
+    cluster::gone,
+    operator::{
+        kubevirt::Withdrawn,
+        node::{gates, readiness::TORN_DOWN},
+        world::Guarded,
+    },
 };
 
 pub(super) async fn ensure_finalizer(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
@@ -48,7 +51,7 @@ async fn set_finalizers(context: &Context, policy: &ClusterPolicy, finalizers: &
     match api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         // Someone else wrote meanwhile: the change is on its way to the cache and wakes us again.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
         Err(source) => Err(Error::Finalizer { name, source: Box::new(source) }),
     }
 }
@@ -132,7 +135,7 @@ async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNo
 
 fn ignore_missing(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
         other => other,
     }
 }

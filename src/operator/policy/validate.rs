@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
+    labels,
     v1::{
         ClusterPolicy, ClusterPolicySpec, ContainerProbe, Daemonsets, HostPaths, ImageSpec, KernelModuleType,
         SandboxMode, UpdateStrategy,
@@ -142,8 +143,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, os: &BTreeSe
 
 /// Why a resource name may not be used for whole GPUs: the container stack's plugin owns it.
 fn reserved(alias: &ResourceAlias) -> Option<Problem> {
-    let name = alias.name.strip_prefix("nvidia.com/")?;
-    (name == "gpu" || name.starts_with("mig-") || name.ends_with(".shared")).then(|| Problem {
+    labels::is_container_resource(&alias.name).then(|| Problem {
         reason: "ReservedResourceName",
         message: format!(
             "GPUVirtConfig default: alias {} for {} is not used: NVIDIA's device plugin owns that name; choose another one",
