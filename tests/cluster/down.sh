@@ -31,7 +31,7 @@ if [ -f host.propagation ]; then
 	ip link del cni0 2>/dev/null || true
 	find /sys/fs/cgroup/*/kubepods /sys/fs/cgroup/kubepods -depth -type d -exec rmdir {} \; 2>/dev/null || true
 	find /var/log/containers -lname "$STATE/*" -delete 2>/dev/null || true
-	grep -rls "$STATE/" /var/lib/cni/results | xargs -r rm -f
+	{ grep -rls "$STATE/" /var/lib/cni/results || true; } | xargs -r rm -f
 	rmdir --ignore-fail-on-non-empty /run/containerd/{runc/k8s.io,runc,s,} /var/lib/cni/{results,} /var/log/containers /var/lib/kubelet 2>/dev/null || true
 	rm host.propagation host.sysctl
 fi
