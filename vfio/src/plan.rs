@@ -13,6 +13,7 @@ use crate::console::Framebuffer;
 use crate::holders::Holder;
 use crate::inventory::{Function, Gpu, Ids, Inventory};
 use crate::journal::{Journal, Origin};
+use crate::pcie::Presence;
 pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
 
 /// Who shall drive a GPU.
@@ -138,6 +139,9 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
         }
         refuse_console(world.inventory, gpu, &unit)?;
     }
+    if !plan.steps.is_empty() {
+        refuse_silent(gpu, &unit)?;
+    }
     if plan.disrupts() {
         refuse_split(world, &described, binding)?;
         refuse_in_use(world, &described, &unit)?;
@@ -164,6 +168,20 @@ fn refuse_hanging(world: &World<'_>, gpu: PciAddress, unit: &[&Function]) -> Res
         if let Some(pending) = world.journal.pending().get(&function.address) {
             let path = pending.path.display().to_string();
             return Err(Refusal::WriteHanging { gpu, device: function.address, pid: pending.pid, path });
+        }
+    }
+    Ok(())
+}
+
+/// What does not answer takes no write either, and a child of ours would hang in it.
+fn refuse_silent(gpu: PciAddress, unit: &[&Function]) -> Result<(), Refusal> {
+    for function in unit {
+        let device = function.address;
+        if function.late {
+            return Err(Refusal::Late { gpu, device });
+        }
+        if function.presence == Some(Presence::FellOff) {
+            return Err(Refusal::FellOff { gpu, device });
         }
     }
     Ok(())
@@ -268,10 +286,13 @@ fn refuse_in_use(world: &World<'_>, gpu: &Gpu<'_>, unit: &[&Function]) -> Result
     if !holders.is_empty() {
         return Err(Refusal::InUse { gpu: address, holders });
     }
-    match unit.iter().find(|function| function.numvfs > 0) {
-        Some(device) => Err(Refusal::VfsPresent { gpu: address, device: device.address, count: device.numvfs }),
-        None => Ok(()),
+    if let Some(device) = unit.iter().find(|function| function.numvfs > 0) {
+        return Err(Refusal::VfsPresent { gpu: address, device: device.address, count: device.numvfs });
     }
+    let made = |parent: PciAddress| unit.iter().any(|function| function.address == parent);
+    let mdevs = world.inventory.mdevs.iter().filter(|(_, mdev)| mdev.parent.is_some_and(made));
+    let mdevs: Vec<_> = mdevs.map(|(uuid, _)| uuid.clone()).collect();
+    if mdevs.is_empty() { Ok(()) } else { Err(Refusal::MdevsPresent { gpu: address, mdevs }) }
 }
 
 fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {

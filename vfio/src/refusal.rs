@@ -112,6 +112,21 @@ pub enum Refusal {
     #[error("gpu {gpu}: {device} has {count} virtual functions; end their VMs and write 0 to its sriov_numvfs")]
     VfsPresent { gpu: PciAddress, device: PciAddress, count: u16 },
     #[error(
+        "gpu {gpu}: vGPUs are made from it (mdev {}); end their VMs and write 1 to remove of each in /sys/bus/mdev/devices",
+        list(mdevs)
+    )]
+    MdevsPresent { gpu: PciAddress, mdevs: Vec<String> },
+    #[error(
+        "gpu {gpu}: {device} has fallen off the bus (it reads as all ones), so no driver can work with it; look for its \
+         address and Xid 79 in the kernel log, then reset it or switch the host off and on"
+    )]
+    FellOff { gpu: PciAddress, device: PciAddress },
+    #[error(
+        "gpu {gpu}: {device} does not answer, since its lock is held or its driver waits for it; look for tasks in state D \
+         and for its address in the kernel log; it takes a reboot if that does not end"
+    )]
+    Late { gpu: PciAddress, device: PciAddress },
+    #[error(
         "gpu {gpu} was on {driver} before gpuvirt saw it, so it is left there; to give it to the host, clear its \
          driver_override and unbind it by hand, or look for what binds it at boot (vfio-pci.ids=, driverctl)"
     )]
@@ -137,6 +152,9 @@ impl Refusal {
             Self::Console { .. } => "Console",
             Self::InUse { .. } => "InUse",
             Self::VfsPresent { .. } => "VirtualFunctionsPresent",
+            Self::MdevsPresent { .. } => "MediatedDevicesPresent",
+            Self::FellOff { .. } => "FellOffBus",
+            Self::Late { .. } => "DeviceNotAnswering",
             Self::Adopted { .. } => "Adopted",
             Self::WriteHanging { .. } => "WriteHanging",
         }

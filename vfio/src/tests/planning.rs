@@ -131,6 +131,47 @@ fn a_gpu_with_virtual_functions_is_refused() {
 }
 
 #[test]
+fn a_gpu_with_mediated_devices_is_refused() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 5.4.0
+os: ubuntu 20.04
+modules: [vfio-pci]
+mdevs: { 334852fe-079b-11ee-9fc7-77463608f467: { on: "0000:03:00.0", type: nvidia-46, group: 76 } }
+functions:
+  "0000:03:00.0":
+    ids: "10de:1b38"
+    class: "030200"
+    driver: nvidia
+    group: 20
+    mdev_types: { nvidia-46: { name: GRID P40-1Q, available: 23 } }
+"#,
+    );
+    let refusal = refusal(&machine, "0000:03:00.0");
+    assert_eq!(refusal.reason(), "MediatedDevicesPresent");
+    assert!(refusal.to_string().contains("334852fe-079b-11ee-9fc7-77463608f467"), "{refusal}");
+}
+
+#[test]
+fn a_gpu_that_has_fallen_off_the_bus_is_left_alone() {
+    let refusal = {
+        let machine = Machine::described("rtx-4000");
+        machine.write("/sys/bus/pci/devices/0000:52:00.0/config", [0xff; 64]);
+        refusal(&machine, RTX)
+    };
+    assert_eq!(refusal, Refusal::FellOff { gpu: at(RTX), device: at(RTX) });
+}
+
+#[test]
+fn a_gpu_one_of_whose_functions_does_not_answer_is_left_alone() {
+    let mut view = View::of(&Machine::described("rtx-4000"));
+    let companion = at("0000:52:00.2");
+    view.inventory.functions.get_mut(&companion).unwrap().late = true;
+    let refusal = view.plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap_err();
+    assert_eq!(refusal, Refusal::Late { gpu: at(RTX), device: companion });
+}
+
+#[test]
 fn what_is_no_gpu_is_refused() {
     let machine = Machine::described("rtx-4000");
     for address in ["0000:52:00.1", "0000:61:00.0", "0000:99:00.0"] {
