@@ -239,8 +239,8 @@ fn refuse_useless(inventory: &Inventory, gpu: PciAddress, function: &Function) -
     }
     let gap = if !facts.vfio_modules.contains(&driver.module) {
         DriverGap::NoModule
-    } else if facts.forbids_module(&driver.module) {
-        DriverGap::Forbidden
+    } else if let Some(ban) = facts.module_bans.get(&driver.module) {
+        DriverGap::Forbidden(Box::new(ban.clone()))
     } else {
         return Ok(());
     };

@@ -9,6 +9,7 @@ use crate::bar::Bar;
 use crate::console::{Framebuffer, FramebufferKind};
 use crate::holders::Holder;
 use crate::iommu::{Acs, Region};
+use crate::module::Ban;
 
 /// A device that should not be in a GPU's group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,22 +44,22 @@ pub struct SharedPort {
 }
 
 /// Why a VFIO driver that is not there cannot be loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum DriverGap {
     /// Neither built in nor among the modules.
     NoModule,
-    /// The kernel command line forbids it.
-    Forbidden,
+    /// The kernel command line or `modprobe.d` forbids it.
+    Forbidden(Box<Ban>),
 }
 
 impl DriverGap {
-    fn advice(self, driver: &str, release: &str) -> String {
+    fn advice(&self, driver: &str, release: &str) -> String {
         match self {
             Self::NoModule => format!(
                 "which kernel {release} has neither built in nor among its modules; install the kernel's full module \
                  package, then `modprobe {driver}`"
             ),
-            Self::Forbidden => format!("which module_blacklist= forbids to load; boot without {driver} in that list"),
+            Self::Forbidden(ban) => format!("which is not loaded and may not be: {ban}"),
         }
     }
 }

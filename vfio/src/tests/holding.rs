@@ -99,4 +99,3 @@ fn a_mounted_disk_behind_the_usb_port_holds_the_gpu() {
     let [holder] = view.holders[&at("0000:52:00.0")].as_slice() else { panic!("{:?}", view.holders) };
     assert_eq!(holder.to_string(), "/dev/sdb (mounted at /mnt/usb)");
 }
-

@@ -298,12 +298,30 @@ fn without_a_vfio_driver_nothing_is_touched() {
 }
 
 #[test]
-fn a_module_that_the_command_line_forbids_is_not_tried() {
+fn a_module_that_somebody_forbids_is_not_tried() {
+    for (file, text, named) in [
+        ("/proc/cmdline", "quiet module_blacklist=nouveau,vfio_pci intel_iommu=on\n", "module_blacklist="),
+        ("/etc/modprobe.d/no.conf", "install vfio-pci /bin/false\n", "/etc/modprobe.d/no.conf has `install vfio_pci"),
+        ("/etc/modprobe.d/no.conf", "install vfio /bin/false\n", "/etc/modprobe.d/no.conf has `install vfio "),
+        ("/etc/modprobe.d/no.conf", "alias vfio-pci off\n", "/etc/modprobe.d/no.conf has `alias vfio_pci off`"),
+    ] {
+        let machine = Machine::described("rtx-4000");
+        let dep = "kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n";
+        machine.write("/lib/modules/6.1.0-26-amd64/modules.dep", dep);
+        machine.write(file, text);
+        let refusal = refusal(&machine, RTX);
+        assert_eq!(refusal.reason(), "NoVfioDriver");
+        assert!(refusal.to_string().contains(named), "{refusal}");
+        machine.write("/sys/bus/pci/drivers/vfio-pci/bind", "");
+        assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok(), "it is there all the same");
+    }
+}
+
+#[test]
+fn a_blacklisted_module_is_loaded_for_a_plan_all_the_same() {
     let machine = Machine::described("rtx-4000");
-    machine.write("/proc/cmdline", "quiet module_blacklist=nouveau,vfio-pci intel_iommu=on\n");
-    let refusal = refusal(&machine, RTX);
-    assert_eq!(refusal.reason(), "NoVfioDriver");
-    assert!(refusal.to_string().contains("module_blacklist="), "{refusal}");
+    machine.write("/etc/modprobe.d/no.conf", "blacklist vfio-pci\n");
+    assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok());
 }
 
 #[test]
