@@ -102,6 +102,9 @@ impl fmt::Display for Step {
             Self::RecordOriginal { address, origin: Origin::Adopted, .. } => {
                 write!(f, "note that {address} was on VFIO already")
             }
+            Self::RecordOriginal { address, origin: Origin::Lost, .. } => {
+                write!(f, "note that nobody knows where {address} was")
+            }
             Self::SetOverride { address, driver } => write!(f, "reserve {address} for {driver}"),
             Self::Unbind { address, driver } => write!(f, "take {address} from {driver}"),
             Self::Probe { address, driver } => write!(f, "give {address} to {driver}"),
@@ -125,10 +128,7 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
             bind(world, &unit)
         }
         Binding::Host => {
-            if world.journal.is_adopted(described.primary) {
-                let driver = described.primary.driver.clone().unwrap_or_default();
-                return Err(Refusal::Adopted { gpu, driver });
-            }
+            refuse_adopted(world.journal, described.primary)?;
             release(world, &unit)
         }
     };
@@ -171,6 +171,16 @@ fn refuse_hanging(world: &World<'_>, gpu: PciAddress, unit: &[&Function]) -> Res
         }
     }
     Ok(())
+}
+
+/// What was not put on VFIO from here, for all that is known, is not taken from it.
+fn refuse_adopted(journal: &Journal, primary: &Function) -> Result<(), Refusal> {
+    let (gpu, driver) = (primary.address, primary.driver.clone().unwrap_or_default());
+    match journal.adopted(primary) {
+        Some(Origin::Lost) => Err(Refusal::RecordLost { gpu, driver }),
+        Some(Origin::Adopted | Origin::Driver(_) | Origin::Unbound) => Err(Refusal::Adopted { gpu, driver }),
+        None => Ok(()),
+    }
 }
 
 /// What does not answer takes no write either, and a child of ours would hang in it.
@@ -324,8 +334,8 @@ fn origin_to_record(journal: &Journal, function: &Function) -> Option<Origin> {
         // Taken and not given back: the work was interrupted, or somebody has put another driver on it meanwhile. Where it
         // came from is what was noted then.
         (_, Some(Origin::Driver(_) | Origin::Unbound)) => return None,
-        (Some(driver), Some(Origin::Adopted) | None) => Origin::Driver(driver.clone()),
-        (None, Some(Origin::Adopted) | None) => Origin::Unbound,
+        (Some(driver), Some(Origin::Adopted | Origin::Lost) | None) => Origin::Driver(driver.clone()),
+        (None, Some(Origin::Adopted | Origin::Lost) | None) => Origin::Unbound,
     };
     (journal.origin(function) != Some(&origin)).then_some(origin)
 }
@@ -341,11 +351,11 @@ fn release(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
             Some(Origin::Driver(name)) if taken && world.inventory.facts.drivers.contains(name) => Some(name.clone()),
             Some(Origin::Driver(_) | Origin::Unbound) => None,
             // Once somebody else has taken it from VFIO, there is nothing left to remember.
-            Some(Origin::Adopted) if !function.on_vfio() => {
+            Some(Origin::Adopted | Origin::Lost) if !function.on_vfio() => {
                 steps.push(Step::ForgetOriginal { address });
                 continue;
             }
-            Some(Origin::Adopted) | None => continue,
+            Some(Origin::Adopted | Origin::Lost) | None => continue,
         };
         if let Some(driver) = back_to.clone() {
             steps.push(Step::SetOverride { address, driver });

@@ -9,6 +9,7 @@ use crate::bar::Bar;
 use crate::console::{Framebuffer, FramebufferKind};
 use crate::holders::Holder;
 use crate::iommu::{Acs, Region};
+use crate::journal;
 use crate::module::Ban;
 
 /// A device that should not be in a GPU's group.
@@ -133,6 +134,13 @@ pub enum Refusal {
     )]
     Adopted { gpu: PciAddress, driver: String },
     #[error(
+        "gpu {gpu} is on {driver}, and it is not known any more who put it there, since the journal was damaged; it is left \
+         there: to give it to the host, clear its driver_override and unbind it by hand ({}.damaged may still tell from \
+         which driver), or reboot",
+        journal::PATH
+    )]
+    RecordLost { gpu: PciAddress, driver: String },
+    #[error(
         "gpu {gpu}: a write to {path} hangs in the kernel (pid {pid}); it ends when the user of {device} lets go, or by a reboot"
     )]
     WriteHanging { gpu: PciAddress, device: PciAddress, pid: i32, path: String },
@@ -157,6 +165,7 @@ impl Refusal {
             Self::FellOff { .. } => "FellOffBus",
             Self::Late { .. } => "DeviceNotAnswering",
             Self::Adopted { .. } => "Adopted",
+            Self::RecordLost { .. } => "RecordLost",
             Self::WriteHanging { .. } => "WriteHanging",
         }
     }

@@ -209,6 +209,20 @@ fn a_gpu_that_somebody_else_gave_to_vfio_is_left_there() {
 }
 
 #[test]
+fn after_a_lost_journal_nobody_is_named_as_the_one_who_bound_it() {
+    let machine = Machine::described("two-a40");
+    let path = machine.path().join("run/gpuvirt/journal");
+    machine.write("/run/gpuvirt/journal", "half a jour");
+    Journal::open(&path).unwrap_err();
+    let mut journal = Journal::open(&path).unwrap();
+    let refused = View::of(&machine).plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err();
+    assert_eq!(refused.reason(), "RecordLost");
+    assert!(refused.to_string().contains("not known any more who put it there"), "{refused}");
+    journal.adopt(&observe(&machine)).unwrap();
+    assert_eq!(View::of(&machine).plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err(), refused);
+}
+
+#[test]
 fn while_a_write_hangs_nothing_is_planned_for_its_group() {
     let machine = Machine::described("rtx-4000");
     let mut journal = Journal::in_memory();
