@@ -43,7 +43,8 @@ pub struct Function {
     pub numa_node: Option<u16>,
     /// The physical function that this virtual function belongs to.
     pub physfn: Option<PciAddress>,
-    /// Virtual functions that exist now. Counted from the `virtfnN` links: `sriov_numvfs` takes the device's lock.
+    /// Virtual functions that exist now. Counted from the `virtfnN` links: `sriov_numvfs` takes the device's lock. Only
+    /// NVIDIA's functions are asked.
     pub numvfs: u16,
     /// Whether firmware used it for the console.
     pub boot_vga: bool,

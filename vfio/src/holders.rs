@@ -8,8 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::address::PciAddress;
 pub use crate::holder::{Holder, HolderKind};
@@ -43,12 +46,7 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
             nodes.entry(number).or_insert_with(|| Node { path, gpus: Vec::new() }).gpus.push(gpu);
         }
     };
-    let minors: BTreeMap<_, _> = inventory
-        .gpus()
-        .iter()
-        .filter(|gpu| gpu.primary.driver.as_deref() == Some("nvidia"))
-        .map(|gpu| (gpu.primary.address, nvidia_minor(host, gpu.primary.address)))
-        .collect();
+    let minors = nvidia_minors(host, inventory);
     let unclaimed = unclaimed_minors(host, &minors);
     for gpu in inventory.gpus() {
         let address = gpu.primary.address;
@@ -94,12 +92,16 @@ fn nvidia_node(minor: u32) -> PathBuf {
     PathBuf::from(format!("/dev/nvidia{minor}"))
 }
 
-/// `Device Minor` of a GPU that the NVIDIA driver has; `None` where it does not say, as when it waits for a GPU that is gone.
-fn nvidia_minor(host: &impl Host, gpu: PciAddress) -> Option<u32> {
-    let path = PathBuf::from(format!("/proc/driver/nvidia/gpus/{gpu}/information"));
-    let about = path.clone();
-    let text = host.bounded(&about, move |host| host::text(host, &path)).flatten().ok()?;
-    text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
+/// `Device Minor` of each GPU that the NVIDIA driver has; `None` where it does not say, as when it waits for a GPU that is
+/// gone.
+fn nvidia_minors(host: &impl Host, inventory: &Inventory) -> BTreeMap<PciAddress, Option<u32>> {
+    let gpus = inventory.gpus().into_iter().map(|gpu| gpu.primary);
+    let gpus: Vec<_> = gpus.filter(|gpu| gpu.driver.as_deref() == Some("nvidia")).map(|gpu| gpu.address).collect();
+    let path = |gpu: &PciAddress| PathBuf::from(format!("/proc/driver/nvidia/gpus/{gpu}/information"));
+    let subjects = gpus.iter().map(path).map(|path| (path.clone(), path)).collect();
+    let texts = host.each(subjects, |host, path| host::text(host, path));
+    let minor = |text: String| text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok();
+    gpus.into_iter().zip(texts).map(|(gpu, text)| (gpu, text.flatten().ok().and_then(minor))).collect()
 }
 
 /// Numbers of nodes that no GPU is known to have; looked for only where there is a GPU that does not tell.
@@ -128,28 +130,21 @@ fn scan_processes(
     nodes: &BTreeMap<DeviceNumber, Node>,
     held: &mut BTreeMap<PciAddress, BTreeSet<Holder>>,
 ) {
-    let mut unseen = None;
-    match host.list(Path::new("/proc")) {
-        Err(_) => unseen = Some(0),
-        Ok(names) => {
-            for pid in names.iter().filter_map(|name| name.to_str()?.parse::<i32>().ok()) {
-                let fds = PathBuf::from(format!("/proc/{pid}/fd"));
-                let numbers = match host.open_devices(&fds) {
-                    Ok(numbers) => numbers,
-                    Err(error) => {
-                        // Anything else is a process that ended meanwhile.
-                        if error.kind() == io::ErrorKind::PermissionDenied {
-                            unseen.get_or_insert(pid);
-                        }
-                        continue;
-                    }
-                };
+    let names = host.list(Path::new("/proc"));
+    let mut unseen = names.is_err().then_some(0);
+    let pids: Vec<i32> = names.unwrap_or_default().iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
+    for (pid, found) in look_at(host, &pids, nodes) {
+        match found {
+            Look::Holds(numbers) => {
                 for node in numbers.iter().filter_map(|number| nodes.get(number)) {
                     let holder = holder(host, pid, node.path.clone());
                     for gpu in &node.gpus {
                         held.entry(*gpu).or_default().insert(holder.clone());
                     }
                 }
+            }
+            Look::Forbidden => {
+                unseen.get_or_insert(pid);
             }
         }
     }
@@ -159,6 +154,41 @@ fn scan_processes(
             held.entry(gpu.primary.address).or_default().insert(holder);
         }
     }
+}
+
+/// What matters of a process.
+enum Look {
+    Holds(BTreeSet<DeviceNumber>),
+    Forbidden,
+}
+
+/// Looks at the descriptors of all processes, on a few processors at once: there may be 100,000 of them.
+fn look_at(host: &impl Host, pids: &[i32], nodes: &BTreeMap<DeviceNumber, Node>) -> Vec<(i32, Look)> {
+    /// A thread for fewer processes costs more than it saves.
+    const SHARE: usize = 64;
+    const MOST: usize = 4;
+    let look = |pid: i32| match host.open_devices(Path::new(&format!("/proc/{pid}/fd"))) {
+        Ok(numbers) => {
+            let numbers: BTreeSet<_> = numbers.into_iter().filter(|number| nodes.contains_key(number)).collect();
+            (!numbers.is_empty()).then_some((pid, Look::Holds(numbers)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Some((pid, Look::Forbidden)),
+        // It ended meanwhile.
+        Err(_) => None,
+    };
+    let next = AtomicUsize::new(0);
+    let work = || std::iter::from_fn(|| pids.get(next.fetch_add(1, Ordering::Relaxed))).filter_map(|pid| look(*pid));
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let helpers = processors.min(MOST).min(pids.len() / SHARE).saturating_sub(1);
+    let mut found: Vec<_> = thread::scope(|scope| {
+        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(|| work().collect::<Vec<_>>())).collect();
+        let own: Vec<_> = work().collect();
+        let others =
+            helpers.into_iter().flat_map(|helper| helper.join().expect("looking at a process should not panic"));
+        own.into_iter().chain(others).collect()
+    });
+    found.sort_by_key(|(pid, _)| *pid);
+    found
 }
 
 fn holder(host: &impl Host, pid: i32, path: PathBuf) -> Holder {

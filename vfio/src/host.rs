@@ -7,7 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "this file is the door that the lint points to")]
 
 use std::collections::BTreeSet;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::libc;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
-use crate::late::Readers;
+use crate::late::Late;
 
 /// Most that is read of one attribute below `/sys`: the kernel never gives more than a page.
 const ATTRIBUTE_LIMIT: u64 = 64 * 1024;
@@ -55,7 +55,7 @@ pub struct Stat {
 }
 
 /// A host that can be read. All paths are absolute as the host sees them, e.g. `/sys/bus/pci/devices`.
-pub trait Host {
+pub trait Host: Sync {
     /// The whole content; fails rather than truncating when the file is larger than anything sensible.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// The first bytes, at most `length`; nothing behind them is asked for.
@@ -72,17 +72,19 @@ pub trait Host {
     fn exists(&self, path: &Path) -> bool;
     /// What the path leads to, links followed, also those of `/proc/PID/fd`.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
-    /// Does reads about one thing, e.g. a device's directory, that may wait in the kernel for good.
+    /// Reads about several things, one after the other, of which each may wait in the kernel for good. A thing is named by
+    /// a path, e.g. a device's directory; what is given with it is handed to `read`.
     ///
     /// # Errors
-    /// `TimedOut` where the host has a deadline and they have not come back by then.
-    fn bounded<T, F>(&self, _about: &Path, read: F) -> io::Result<T>
+    /// `TimedOut` for each whose read has not come back by the host's deadline, where it has one.
+    fn each<I, T, F>(&self, subjects: Vec<(PathBuf, I)>, read: F) -> Vec<io::Result<T>>
     where
         Self: Sized,
+        I: Send + Sync + 'static,
         T: Send + 'static,
-        F: FnOnce(&Self) -> T + Send + 'static,
+        F: Fn(&Self, &I) -> T + Send + Sync + 'static,
     {
-        Ok(read(self))
+        subjects.iter().map(|(_, subject)| Ok(read(self, subject))).collect()
     }
     /// Numbers of the character devices that a process has open; `dir` is its `/proc/PID/fd`.
     fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
@@ -133,7 +135,7 @@ pub(crate) fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 pub struct Root {
     path: PathBuf,
     dir: Arc<OwnedFd>,
-    readers: Arc<Readers>,
+    late: Arc<Late>,
     deadline: Duration,
 }
 
@@ -144,7 +146,7 @@ impl Root {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(&path, flags, nix::sys::stat::Mode::empty())
             .map_err(|errno| io::Error::other(format!("host root {}: {errno}", path.display())))?;
-        Ok(Self { path, dir: Arc::new(fd), readers: Arc::default(), deadline: DEADLINE })
+        Ok(Self { path, dir: Arc::new(fd), late: Arc::default(), deadline: DEADLINE })
     }
 
     /// The same host with another time that the kernel may take to answer about one device (2 s otherwise).
@@ -192,13 +194,14 @@ impl Host for Root {
         Ok(bytes)
     }
 
-    fn bounded<T, F>(&self, about: &Path, read: F) -> io::Result<T>
+    fn each<I, T, F>(&self, subjects: Vec<(PathBuf, I)>, read: F) -> Vec<io::Result<T>>
     where
+        I: Send + Sync + 'static,
         T: Send + 'static,
-        F: FnOnce(&Self) -> T + Send + 'static,
+        F: Fn(&Self, &I) -> T + Send + Sync + 'static,
     {
         let host = self.clone();
-        self.readers.run(about, self.deadline, move || read(&host))
+        self.late.each(self.deadline, subjects, move |subject| read(&host, subject))
     }
 
     fn head(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
@@ -241,14 +244,23 @@ impl Host for Root {
     /// One call a descriptor: there are 100,000 of them on a busy host.
     fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
         let mut names = Dir::from_fd(self.open(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?)?;
-        let opened = self.open(dir, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root.
-        let procfs = fstatfs(&opened)?.filesystem_type() == PROC_SUPER_MAGIC;
+        // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root, and
+        // there the same text leads to the same file.
+        let procfs = fstatfs(&names)?.filesystem_type() == PROC_SUPER_MAGIC;
+        let entries: Vec<CString> = names.iter().filter_map(|entry| Some(entry.ok()?.file_name().to_owned())).collect();
         let mut numbers = BTreeSet::new();
-        for entry in names.iter() {
-            let entry = entry?;
-            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
-            let stat = if procfs { statx(opened.as_fd(), name, 0) } else { self.stat(&dir.join(name)) };
+        let mut targets = BTreeSet::new();
+        for name in entries {
+            let stat = if procfs {
+                statx(names.as_fd(), &name, 0)
+            } else {
+                match readlinkat(&names, name.as_c_str()) {
+                    Ok(target) if target.as_bytes().starts_with(b"/") && targets.insert(target.clone()) => {
+                        self.stat(Path::new(&target))
+                    }
+                    Ok(_) | Err(_) => continue,
+                }
+            };
             numbers.extend(stat.ok().and_then(|stat| stat.kind.char_device()));
         }
         Ok(numbers)
@@ -260,14 +272,14 @@ impl Host for Root {
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         match self.open(path, OFlag::O_PATH) {
-            Ok(fd) => statx(fd.as_fd(), Path::new(""), libc::AT_EMPTY_PATH),
+            Ok(fd) => statx(fd.as_fd(), c"", libc::AT_EMPTY_PATH),
             // RESOLVE_IN_ROOT never walks a descriptor link of /proc; the link names an open file, not a path, so
             // following it cannot leave the root.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EXDEV | libc::ELOOP)) && is_descriptor(path) => {
                 let parent = path.parent().expect("a descriptor link should have a parent");
                 let name = path.file_name().expect("a descriptor link should have a name");
                 let dir = self.open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-                statx(dir.as_fd(), Path::new(name), 0)
+                statx(dir.as_fd(), &CString::new(name.as_bytes())?, 0)
             }
             Err(error) => Err(error),
         }
@@ -281,8 +293,7 @@ fn is_descriptor(path: &Path) -> bool {
 }
 
 /// `statx` rather than `fstatat`: it can be told not to ask a network file system's server, which may be gone.
-fn statx(dir: BorrowedFd<'_>, path: &Path, flags: libc::c_int) -> io::Result<Stat> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
+fn statx(dir: BorrowedFd<'_>, path: &CStr, flags: libc::c_int) -> io::Result<Stat> {
     let mut out = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `dir` is an open descriptor, `path` ends in NUL, `out` has room for one `struct statx`.
     let result = unsafe {

@@ -67,18 +67,17 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
     let groups = note(&mut errors, iommu::GROUPS, iommu::groups(host)).unwrap_or_default();
     let mdevs = note(&mut errors, vgpu::MDEVS, vgpu::mdevs(host)).unwrap_or_default();
     let mdev_parents = vgpu::mdev_parents(host);
-    let mut functions = BTreeMap::new();
+    let mut abouts = Vec::new();
     for name in note(&mut errors, PCI_DEVICES, host.list(Path::new(PCI_DEVICES))).unwrap_or_default() {
-        let Some(address) = name.to_str().and_then(|name| name.parse().ok()) else {
-            errors.push(ObserveError::Name { name: name.to_string_lossy().into_owned() });
-            continue;
-        };
-        let (locked, mdev_parent) = (locked.contains(&address), mdev_parents.contains(&address));
-        match reader::function(host, About { address, locked, mdev_parent }, &mut errors) {
-            Ok(function) => drop(functions.insert(address, function)),
-            Err(error) => errors.push(error),
+        match name.to_str().and_then(|name| name.parse().ok()) {
+            Some(address) => {
+                let (locked, mdev_parent) = (locked.contains(&address), mdev_parents.contains(&address));
+                abouts.push(About { address, locked, mdev_parent });
+            }
+            None => errors.push(ObserveError::Name { name: name.to_string_lossy().into_owned() }),
         }
     }
+    let functions = reader::functions(host, &abouts, &mut errors);
     let facts = HostFacts { iommu: !groups.is_empty(), ..facts };
     let mut inventory = Inventory { facts, functions, groups, firmware_memory: BTreeMap::new(), mdevs, errors };
     look_closer(host, &mut inventory);
@@ -88,10 +87,11 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
 /// What is asked only where a GPU needs the answer: the kernel has more groups and ports than anybody wants to know of.
 fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let groups: BTreeSet<u32> = inventory.gpus().iter().filter_map(|gpu| gpu.group).collect();
-    for group in groups {
-        let path = iommu::reserved_regions(group);
-        let read = host.bounded(&path.clone(), move |host| iommu::firmware_memory(host, &path)).flatten();
-        let regions = note(&mut inventory.errors, iommu::GROUPS, read).unwrap_or_default();
+    let paths: Vec<_> = groups.iter().map(|group| iommu::reserved_regions(*group)).collect();
+    let subjects = paths.iter().map(|path| (path.clone(), path.clone())).collect();
+    let answers = host.each(subjects, |host, path| iommu::firmware_memory(host, path));
+    for ((group, path), answer) in groups.into_iter().zip(paths).zip(answers) {
+        let regions = note(&mut inventory.errors, &path, answer.flatten()).unwrap_or_default();
         if !regions.is_empty() {
             inventory.firmware_memory.insert(group, regions);
         }
@@ -99,17 +99,18 @@ fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let crowded =
         inventory.gpus().into_iter().filter(|gpu| !gpu.foreign.is_empty() || !gpu.shares_group_with.is_empty());
     let ports: BTreeSet<_> = crowded.flat_map(|gpu| inventory.path(gpu.primary.address)).collect();
-    for port in ports {
+    let configs = ports.iter().map(|port| device_path(*port).join("config")).map(|path| (path.clone(), path)).collect();
+    let answers = host.each(configs, |host, path| host.read(path));
+    for (port, answer) in ports.into_iter().zip(answers) {
         if let Some(function) = inventory.functions.get_mut(&port) {
-            let config = device_path(port).join("config");
-            let read = host.bounded(&config.clone(), move |host| host.read(&config)).flatten();
-            function.acs = read.ok().and_then(|config| iommu::acs(&config));
+            function.acs = answer.flatten().ok().and_then(|config| iommu::acs(&config));
         }
     }
 }
 
-pub(crate) fn note<T>(errors: &mut Vec<ObserveError>, path: &str, result: io::Result<T>) -> Option<T> {
-    result.map_err(|error| errors.push(ObserveError::Host { path: path.into(), reason: error.to_string() })).ok()
+pub(crate) fn note<T>(errors: &mut Vec<ObserveError>, path: impl AsRef<Path>, result: io::Result<T>) -> Option<T> {
+    let path = path.as_ref().to_owned();
+    result.map_err(|error| errors.push(ObserveError::Host { path, reason: error.to_string() })).ok()
 }
 
 /// Where the kernel describes a PCI function.

@@ -6,69 +6,117 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-type Job = Box<dyn FnOnce() + Send>;
-
-/// Threads that read for a host. One is enough while all reads come back; one more stays behind for each subject whose
-/// read does not, and that subject is not asked again before it does.
+/// Subjects whose read has not come back, over all lists that were read of one host. A thread stays behind with each, and
+/// it is not asked again before that.
 #[derive(Debug, Default)]
-pub(crate) struct Readers {
+pub(crate) struct Late {
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Takes its next job; ends when this is dropped.
-    idle: Option<Sender<Job>>,
-    jobs: u64,
-    /// Jobs that were given up, with what they are about.
-    late: BTreeMap<u64, PathBuf>,
+    lists: usize,
+    /// Number of a list and place in it.
+    subjects: BTreeMap<(usize, usize), PathBuf>,
 }
 
-impl Readers {
-    /// Runs `read` on another thread, for at most `deadline`.
+/// One list, read by one thread, and by another one that goes on where the first is stuck.
+struct List<I, F> {
+    number: usize,
+    subjects: Vec<(PathBuf, I)>,
+    read: F,
+    next: AtomicUsize,
+}
+
+impl Late {
+    /// Reads a list of subjects one after the other on another thread. Each may take `deadline`.
     ///
     /// # Errors
-    /// `TimedOut` when it has not come back by then, or an earlier one about the same still has not.
-    pub fn run<T: Send + 'static>(
+    /// `TimedOut` for a subject whose read has not come back by then, or is still out since an earlier list; any other where
+    /// no thread can be had.
+    pub fn each<I, T, F>(
         self: &Arc<Self>,
-        about: &Path,
         deadline: Duration,
-        read: impl FnOnce() -> T + Send + 'static,
-    ) -> io::Result<T> {
+        subjects: Vec<(PathBuf, I)>,
+        read: F,
+    ) -> Vec<io::Result<T>>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+        F: Fn(&I) -> T + Send + Sync + 'static,
+    {
         let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", deadline.as_secs_f32()));
-        let (job, idle) = {
+        let mut results: Vec<Option<io::Result<T>>> = subjects.iter().map(|_| None).collect();
+        let number = {
             let mut state = self.state();
-            if state.late.values().any(|other| other == about) {
-                return Err(late());
+            state.lists += 1;
+            state.lists
+        };
+        let list = Arc::new(List { number, subjects, read, next: AtomicUsize::new(0) });
+        let (answer, answers) = mpsc::channel();
+        let mut open = results.len();
+        let mut started = if open == 0 { Ok(()) } else { self.start(&list, &answer) };
+        while open > 0 && started.is_ok() {
+            let mut note = |(place, value): (usize, Option<T>)| {
+                let slot: &mut Option<io::Result<T>> = &mut results[place];
+                open -= usize::from(slot.is_none());
+                *slot = Some(value.ok_or_else(late));
+            };
+            match answers.recv_timeout(deadline) {
+                Ok(answer) => note(answer),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    let mut state = self.state();
+                    // One that came while the lock was waited for is in time.
+                    if let Ok(answer) = answers.try_recv() {
+                        note(answer);
+                        continue;
+                    }
+                    let begun = list.next.load(Ordering::SeqCst).min(results.len());
+                    for (place, slot) in results[..begun].iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
+                        state.subjects.insert((number, place), list.subjects[place].0.clone());
+                        *slot = Some(Err(late()));
+                        open -= 1;
+                    }
+                    drop(state);
+                    if open > 0 {
+                        started = self.start(&list, &answer);
+                    }
+                }
             }
-            state.jobs += 1;
-            (state.jobs, state.idle.take())
+        }
+        let ended =
+            || started.as_ref().err().map_or_else(late, |error| io::Error::new(error.kind(), error.to_string()));
+        results.into_iter().map(|slot| slot.unwrap_or_else(|| Err(ended()))).collect()
+    }
+
+    /// Starts a thread that takes subjects of the list until there is none left.
+    fn start<I, T, F>(self: &Arc<Self>, list: &Arc<List<I, F>>, answer: &Sender<(usize, Option<T>)>) -> io::Result<()>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+        F: Fn(&I) -> T + Send + Sync + 'static,
+    {
+        let (late, list, answer) = (Arc::clone(self), Arc::clone(list), answer.clone());
+        let work = move || loop {
+            let place = list.next.fetch_add(1, Ordering::SeqCst);
+            let Some((about, subject)) = list.subjects.get(place) else { return };
+            let value = (!late.has(about)).then(|| (list.read)(subject));
+            // Before the lock is taken: who gives up looks for it once more under the lock. It may have ended, too.
+            let _ = answer.send((place, value));
+            late.state().subjects.remove(&(list.number, place));
         };
-        let worker = match idle {
-            Some(worker) => worker,
-            None => start()?,
-        };
-        let (answer, received) = mpsc::sync_channel(1);
-        let readers = Arc::clone(self);
-        let work = move || {
-            // Before the lock is taken: whoever gives up looks for it once more under the lock.
-            let _ = answer.send(read());
-            readers.state().late.remove(&job);
-        };
-        worker.send(Box::new(work)).map_err(|_| io::Error::other("the reading thread has ended"))?;
-        let result = received.recv_timeout(deadline);
-        let mut state = self.state();
-        let Some(value) = result.ok().or_else(|| received.try_recv().ok()) else {
-            state.late.insert(job, about.to_owned());
-            return Err(late());
-        };
-        state.idle.get_or_insert(worker);
-        Ok(value)
+        thread::Builder::new().name("vfio-read".to_owned()).spawn(work).map(drop)
+    }
+
+    fn has(&self, about: &Path) -> bool {
+        self.state().subjects.values().any(|late| late == about)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -76,62 +124,56 @@ impl Readers {
     }
 }
 
-fn start() -> io::Result<Sender<Job>> {
-    let (sender, jobs) = mpsc::channel::<Job>();
-    thread::Builder::new().name("vfio-read".to_owned()).spawn(move || jobs.into_iter().for_each(|job| job()))?;
-    Ok(sender)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::Receiver;
-
     use super::*;
 
-    const SOON: Duration = Duration::from_millis(20);
+    const SOON: Duration = Duration::from_millis(50);
     const PATIENT: Duration = Duration::from_secs(60);
 
-    /// Reads something that comes when the other end says so.
-    fn stuck(readers: &Arc<Readers>, about: &str) -> (Sender<()>, Receiver<()>) {
-        let (release, gate) = mpsc::channel::<()>();
-        let (ended, end) = mpsc::channel();
-        let read = move || {
-            let _ = gate.recv();
-            let _ = ended.send(());
-        };
-        let error = readers.run(Path::new(about), SOON, read).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        (release, end)
+    fn list(names: &[&str]) -> Vec<(PathBuf, String)> {
+        names.iter().map(|name| (PathBuf::from(name), (*name).to_owned())).collect()
+    }
+
+    fn kinds<T>(results: Vec<io::Result<T>>) -> Vec<Result<T, io::ErrorKind>> {
+        results.into_iter().map(|result| result.map_err(|error| error.kind())).collect()
     }
 
     #[test]
-    fn a_late_read_is_not_piled_up_and_keeps_nobody_else_waiting() {
-        let readers = Arc::new(Readers::default());
-        let (release, end) = stuck(&readers, "/late");
-        let again = readers.run(Path::new("/late"), PATIENT, || panic!("it is not asked again"));
-        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(readers.run(Path::new("/other"), PATIENT, || 7).unwrap(), 7);
+    fn a_late_read_keeps_nobody_else_waiting_and_is_not_asked_again_before_it_ends() {
+        let late = Arc::new(Late::default());
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let read = move |name: &String| {
+            if name == "b" {
+                let _ = gate.lock().unwrap().recv();
+            }
+            name.clone()
+        };
+        let names = ["a", "b", "c"];
+        let expected = [Ok("a".to_owned()), Err(io::ErrorKind::TimedOut), Ok("c".to_owned())];
+        assert_eq!(kinds(late.each(SOON, list(&names), read)), expected);
+        let quick = |name: &String| if name == "b" { panic!("it is still out") } else { name.clone() };
+        assert_eq!(kinds(late.each(PATIENT, list(&names), quick)), expected);
+        assert_eq!(late.state().subjects.len(), 1, "one thread waits, however often it is asked");
         release.send(()).unwrap();
-        end.recv().unwrap();
-        // The thread says that it has ended before it has done so for the books.
-        while readers.state().late.values().any(|path| path == Path::new("/late")) {
+        while late.has(Path::new("b")) {
             thread::yield_now();
         }
-        assert_eq!(readers.run(Path::new("/late"), PATIENT, || 8).unwrap(), 8);
+        let all = names.map(|name| Ok(name.to_owned()));
+        assert_eq!(kinds(late.each(PATIENT, list(&names), String::clone)), all);
     }
 
     #[test]
     fn two_at_once_about_one_thing_are_both_answered() {
-        let readers = Arc::new(Readers::default());
-        let (inner, path) = (Arc::clone(&readers), Path::new("/one"));
-        let both = readers.run(path, PATIENT, move || inner.run(path, PATIENT, || thread::current().id()));
-        assert!(both.unwrap().is_ok());
+        let late = Arc::new(Late::default());
+        let inner = Arc::clone(&late);
+        let both = late.each(PATIENT, list(&["a"]), move |_| kinds(inner.each(PATIENT, list(&["a"]), String::clone)));
+        assert_eq!(kinds(both), [Ok(vec![Ok("a".to_owned())])]);
     }
 
     #[test]
-    fn reads_that_come_back_share_one_thread() {
-        let readers = Arc::new(Readers::default());
-        let ask = || readers.run(Path::new("/x"), PATIENT, || thread::current().id()).unwrap();
-        assert_eq!(ask(), ask());
+    fn an_empty_list_is_done() {
+        assert!(Arc::new(Late::default()).each(SOON, list(&[]), String::clone).is_empty());
     }
 }

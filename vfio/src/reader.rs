@@ -1,56 +1,69 @@
 //! Reading one PCI function.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
 use crate::address::PciAddress;
 use crate::bar;
+use crate::driver;
 use crate::function::{Function, NVIDIA};
 use crate::host::{self, Host};
 use crate::inventory::{ObserveError, device_path};
 use crate::pcie::{self, Aer, Link, Presence};
 use crate::vgpu::{self, VgpuParent};
 
-/// Reads a function in two parts, each with the host's deadline: one whose driver or device does not answer is known all
-/// the same by what the kernel knows by heart.
-pub(crate) fn function(
+/// Reads functions in two rounds, each with the host's deadline: one whose driver or device does not answer is known all the
+/// same by what the kernel knows by heart.
+pub(crate) fn functions(
     host: &impl Host,
-    about: About,
+    abouts: &[About],
     errors: &mut Vec<ObserveError>,
-) -> Result<Function, ObserveError> {
-    let address = about.address;
-    let dir = device_path(address);
-    let late = |error: io::Error| error.to_string();
-    let identity = host.bounded(&dir, move |host| {
+) -> BTreeMap<PciAddress, Function> {
+    let mut functions = BTreeMap::new();
+    let subjects = abouts.iter().map(|about| (device_path(about.address), *about)).collect();
+    let by_heart = host.each(subjects, |host, about| {
         let mut errors = Vec::new();
-        let function = Reader { host, about }.identity(&mut errors);
+        let function = Reader { host, about: *about }.identity(&mut errors);
         (function, errors)
     });
-    let (function, found) =
-        identity.map_err(|error| ObserveError::Function { address, attribute: "directory", reason: late(error) })?;
-    errors.extend(found);
-    let mut function = function?;
-    if function.vendor != NVIDIA && !about.mdev_parent {
-        return Ok(function);
+    let mut silent = Vec::new();
+    for (about, answer) in abouts.iter().zip(by_heart) {
+        match answer {
+            Ok((Ok(function), found)) => {
+                errors.extend(found);
+                if function.vendor == NVIDIA || about.mdev_parent {
+                    // Another subject: what is known by heart is read again while this does not come back.
+                    silent.push((device_path(about.address).join("config"), (*about, function.clone())));
+                }
+                functions.insert(about.address, function);
+            }
+            Ok((Err(error), found)) => errors.extend(found.into_iter().chain([error])),
+            Err(error) => {
+                let (address, reason) = (about.address, error.to_string());
+                errors.push(ObserveError::Function { address, attribute: "directory", reason });
+            }
+        }
     }
-    let known = function.clone();
-    // Another subject: what is known by heart is read again while this does not come back.
-    let asked = host.bounded(&dir.join("config"), move |host| {
-        let (mut function, mut errors) = (known, Vec::new());
-        Reader { host, about }.ask(&mut function, &mut errors);
+    let addresses: Vec<_> = silent.iter().map(|(_, (about, _))| about.address).collect();
+    let asked = host.each(silent, |host, (about, function)| {
+        let (mut function, mut errors) = (function.clone(), Vec::new());
+        Reader { host, about: *about }.ask(&mut function, &mut errors);
         (function, errors)
     });
-    match asked {
-        Ok((asked, found)) => {
-            errors.extend(found);
-            Ok(asked)
-        }
-        Err(error) => {
-            errors.push(ObserveError::Late { address, reason: late(error) });
-            function.late = true;
-            Ok(function)
+    for (address, answer) in addresses.into_iter().zip(asked) {
+        match answer {
+            Ok((function, found)) => {
+                errors.extend(found);
+                functions.insert(address, function);
+            }
+            Err(error) => {
+                errors.push(ObserveError::Late { address, reason: error.to_string() });
+                functions.entry(address).and_modify(|function| function.late = true);
+            }
         }
     }
+    functions
 }
 
 /// Which function, and what is known of it before it is read.
@@ -84,27 +97,24 @@ impl<H: Host> Reader<'_, H> {
             Some(name) => Some(self.required("physfn", name.parse().map_err(invalid))?),
             None => None,
         };
-        let entries = self.required("directory", self.host.list(&device_path(self.about.address)))?;
-        let numvfs = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
+        let class = self.hex("class")?;
+        let numvfs = if physfn.is_none() && vendor == NVIDIA { self.numvfs()? } else { 0 };
+        let vfio_dev = driver.as_deref().filter(|name| driver::is_vfio(name)).and_then(|_| self.vfio_dev());
         Ok(Function {
             address: self.about.address,
             vendor,
             device: self.id("device")?,
             subsystem_vendor: self.id("subsystem_vendor")?,
             subsystem_device: self.id("subsystem_device")?,
-            class: self.hex("class")?,
+            class,
             driver,
             driver_override: None,
             iommu_group,
             numa_node: self.soft(errors, "numa_node").and_then(|text| text.parse().ok()),
             physfn,
-            numvfs: u16::try_from(numvfs).unwrap_or(u16::MAX),
-            boot_vga: self.soft(errors, "boot_vga").is_some_and(|text| text == "1"),
-            vfio_dev: self
-                .host
-                .list(&self.path("vfio-dev"))
-                .ok()
-                .and_then(|names| names.first()?.to_str().map(str::to_owned)),
+            numvfs,
+            boot_vga: class >> 16 == 0x03 && self.soft(errors, "boot_vga").is_some_and(|text| text == "1"),
+            vfio_dev,
             modalias: self.soft(errors, "modalias"),
             upstream: self.upstream(),
             bars: Vec::new(),
@@ -119,6 +129,16 @@ impl<H: Host> Reader<'_, H> {
             acs: None,
             late: false,
         })
+    }
+
+    fn numvfs(&self) -> Result<u16, ObserveError> {
+        let entries = self.required("directory", self.host.list(&device_path(self.about.address)))?;
+        let count = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
+        Ok(u16::try_from(count).unwrap_or(u16::MAX))
+    }
+
+    fn vfio_dev(&self) -> Option<String> {
+        self.host.list(&self.path("vfio-dev")).ok()?.first()?.to_str().map(str::to_owned)
     }
 
     /// What it asks the driver or the device for.

@@ -5,7 +5,6 @@ mod golden;
 mod holding;
 mod observing;
 mod planning;
-mod speed;
 mod topologies;
 mod waiting;
 
