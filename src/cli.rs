@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     agent,
-    host_command::{Subject, inspect, plan},
+    host_command::{Subject, early, inspect, plan},
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
     telemetry::{LogFormat, init_logs},
@@ -123,6 +123,10 @@ struct PlanArgs {
     subject: SubjectArgs,
     #[arg(long, value_enum, default_value = "vm-passthrough")]
     mode: plan::Mode,
+    /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
+    /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
+    #[arg(long, conflicts_with = "mode")]
+    early: bool,
     /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
     #[arg(long, value_name = "ADDRESS")]
     device: Vec<vfio::PciAddress>,
@@ -185,7 +189,11 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let possible = plan::run(&args.subject.into(), args.mode, &args.device, args.output)?;
+            let subject = args.subject.into();
+            let possible = match args.early {
+                true => early::run(&subject, &args.device, args.output)?,
+                false => plan::run(&subject, args.mode, &args.device, args.output)?,
+            };
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Crds { write } => crds_command(write)?,

@@ -1,5 +1,6 @@
 //! `gpuvirt inspect` and `gpuvirt plan`: one host, for a person, without a cluster. They change nothing.
 
+pub mod early;
 pub mod inspect;
 pub mod plan;
 mod report;

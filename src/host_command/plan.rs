@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use vfio::{Binding, Disruption, PciAddress, Plan, Step, World, plan};
+use vfio::{Binding, Disruption, Inventory, PciAddress, Plan, Step, World, plan};
 
 use super::{
     Error, Subject, View, json,
@@ -107,10 +107,7 @@ pub struct Disturbed {
 /// `devices`: GPUs that are asked for; all where it is empty.
 pub fn report(view: &View, mode: Mode, devices: &[PciAddress]) -> PlanReport {
     let inventory = &view.inventory;
-    let asked: Vec<PciAddress> = match devices {
-        [] => inventory.gpus().iter().map(|gpu| gpu.primary.address).collect(),
-        some => some.to_vec(),
-    };
+    let asked = asked(inventory, devices);
     let wanted = asked.iter().map(|gpu| (*gpu, mode.binding())).collect();
     let world = World { inventory, holders: &view.holders, journal: &view.journal, wanted: &wanted };
     let mut leaders = BTreeMap::new();
@@ -128,6 +125,14 @@ pub fn report(view: &View, mode: Mode, devices: &[PciAddress]) -> PlanReport {
     });
     let errors = view.remarks.iter().cloned().chain(inventory.errors.iter().map(ToString::to_string));
     PlanReport { mode, host: HostReport::of(&inventory.facts), gpus: gpus.collect(), errors: errors.collect() }
+}
+
+/// All GPUs of the host, where none is named.
+pub fn asked(inventory: &Inventory, devices: &[PciAddress]) -> Vec<PciAddress> {
+    match devices {
+        [] => inventory.gpus().iter().map(|gpu| gpu.primary.address).collect(),
+        some => some.to_vec(),
+    }
 }
 
 fn verdict(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Verdict {
