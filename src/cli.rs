@@ -102,7 +102,7 @@ struct HostArgs {
 #[derive(Debug, Args)]
 struct SubjectArgs {
     /// Where the host's `/` is mounted.
-    #[arg(long, default_value = "/")]
+    #[arg(long, visible_alias = "root", default_value = "/")]
     host_root: PathBuf,
     /// A machine described in a file instead, `-` for standard input; the format is in vfio/README.md.
     #[arg(long, value_name = "FILE", conflicts_with = "host_root")]
