@@ -6,7 +6,7 @@ use crds::{
     WorkloadMode,
     v1alpha1::{Advertise, AgentFunction},
 };
-use vfio::{Function, Gpu};
+use vfio::{Function, Gpu, Inventory};
 
 use super::{
     device_plugin::{Device, Health, Offer, ResourceName, names},
@@ -29,7 +29,7 @@ pub fn offer(wish: &Wish, observation: &Observation) -> Offer {
         match resource_name(wish, gpu.primary) {
             Ok(name) => {
                 let withheld = withheld(&gpu, &name, observation);
-                offer.entry(name).or_default().push(device(&gpu, withheld.as_deref()));
+                offer.entry(name).or_default().push(device(&observation.inventory, &gpu, withheld.as_deref()));
             }
             Err(error) => tracing::warn!(gpu = %gpu.primary.address, %error, "GPU is not offered"),
         }
@@ -62,7 +62,7 @@ pub fn withheld(gpu: &Gpu<'_>, name: &ResourceName, observation: &Observation) -
     }
 }
 
-fn device(gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
+fn device(inventory: &Inventory, gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
     let members = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
     let mut nodes: Vec<PathBuf> =
         gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}"))).into_iter().collect();
@@ -75,6 +75,7 @@ fn device(gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
         numa_node: gpu.primary.numa_node,
         nodes,
         group: gpu.group,
+        path: inventory.path(gpu.primary.address).iter().map(ToString::to_string).collect(),
     }
 }
 

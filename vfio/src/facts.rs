@@ -35,6 +35,11 @@ pub struct HostFacts {
     pub iommus: BTreeSet<String>,
     /// Whether `/dev/iommu` exists: VFIO devices can be opened without their group.
     pub iommufd: bool,
+    /// Whether VMs are allowed without interrupt remapping, which lets a guest forge interrupts of the host
+    /// (`allow_unsafe_interrupts` of `vfio_iommu_type1`); `None` while that module is not loaded.
+    pub unsafe_interrupts: Option<bool>,
+    /// Modules that are loaded (`/proc/modules`); what is built in is not among them.
+    pub loaded_modules: BTreeSet<String>,
     /// Whether the driver `vfio-pci` is there, loaded or built in.
     pub vfio_pci_loaded: bool,
     /// Names of all PCI drivers that are there.
@@ -77,6 +82,8 @@ pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFact
         iommu: false,
         iommus: names(host, "/sys/class/iommu").unwrap_or_default(),
         iommufd: host.exists(Path::new("/dev/iommu")),
+        unsafe_interrupts: unsafe_interrupts(host),
+        loaded_modules: loaded_modules(host),
         vfio_pci_loaded: drivers.contains(driver::VFIO_PCI),
         vfio_drivers: note(errors, "/lib/modules", VfioDrivers::read(host, &kernel_release)).unwrap_or_default(),
         vfio_modules: vfio_modules(host, &kernel_release),
@@ -97,8 +104,22 @@ fn os_release(text: &str, key: &str) -> String {
     value.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
 }
 
+/// `Y` or `N` (`param_get_bool`, `kernel/params.c`).
+fn unsafe_interrupts(host: &impl Host) -> Option<bool> {
+    let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+    host::text(host, Path::new(parameter)).ok().map(|text| text == "Y")
+}
+
+/// The first word of each line (`m_show`, `kernel/module/procfs.c`).
+fn loaded_modules(host: &impl Host) -> BTreeSet<String> {
+    let text = host::text(host, Path::new("/proc/modules")).unwrap_or_default();
+    text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
+}
+
+/// Its head is enough: the file has an entry for each processor, and asks each for its frequency.
 fn cpu_vendor(host: &impl Host) -> String {
-    let text = host::text(host, Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let head = host.head(Path::new("/proc/cpuinfo"), 1024).unwrap_or_default();
+    let text = String::from_utf8_lossy(&head);
     let line = text.lines().find_map(|line| line.strip_prefix("vendor_id"));
     line.and_then(|line| line.split_once(':')).map(|(_, vendor)| vendor.trim().to_owned()).unwrap_or_default()
 }

@@ -56,6 +56,12 @@ pub struct Stat {
 pub trait Host {
     /// The whole content; fails rather than truncating when the file is larger than anything sensible.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// The first bytes, at most `length`; nothing behind them is asked for.
+    fn head(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = self.read(path)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
     /// The text of a symbolic link, not followed.
     fn link(&self, path: &Path) -> io::Result<PathBuf>;
     /// Names in a directory, sorted, without `.` and `..`.
@@ -191,6 +197,20 @@ impl Host for Root {
             return self.read_locking(path);
         }
         self.read_now(path)
+    }
+
+    fn head(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let mut file = File::from(self.open(path, OFlag::O_RDONLY)?);
+        let mut got = 0;
+        while got < length {
+            match file.read(&mut bytes[got..])? {
+                0 => break,
+                count => got += count,
+            }
+        }
+        bytes.truncate(got);
+        Ok(bytes)
     }
 
     fn link(&self, path: &Path) -> io::Result<PathBuf> {

@@ -21,7 +21,10 @@ pub(crate) fn groups(host: &impl Host) -> io::Result<BTreeMap<u32, BTreeSet<Stri
     let mut groups = BTreeMap::new();
     for name in host::optional(host.list(Path::new(GROUPS)))?.unwrap_or_default() {
         let Some(number) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let devices = host.list(&PathBuf::from(GROUPS).join(&name).join("devices"))?;
+        // One that has gone meanwhile is none any more.
+        let Some(devices) = host::optional(host.list(&PathBuf::from(GROUPS).join(&name).join("devices")))? else {
+            continue;
+        };
         groups.insert(number, devices.iter().map(|device| device.to_string_lossy().into_owned()).collect());
     }
     Ok(groups)

@@ -152,6 +152,7 @@ mod tests {
             numa_node: Some(0),
             nodes: vec![format!("/dev/vfio/{n}").into(), format!("/dev/vfio/devices/vfio{n}").into()],
             group: Some(n),
+            path: vec![],
         }
     }
 

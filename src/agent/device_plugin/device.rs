@@ -22,6 +22,8 @@ pub struct Device {
     pub nodes: Vec<PathBuf>,
     /// IOMMU group. Devices of one group go to one container, or to none.
     pub group: Option<u32>,
+    /// Names of the ports and bridges above it, the root port first. Devices below one port are near to each other.
+    pub path: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,17 +50,17 @@ pub(super) fn is_cdev(node: &std::path::Path) -> bool {
 
 /// A device of the same IOMMU group that is offered under another name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Elsewhere {
-    pub(super) resource: ResourceName,
-    pub(super) id: String,
+pub struct Elsewhere {
+    pub resource: ResourceName,
+    pub id: String,
 }
 
 /// The part of an offer that one plugin serves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Share {
-    pub(super) devices: Vec<Device>,
+pub struct Share {
+    pub devices: Vec<Device>,
     /// By IOMMU group: groups that reach into another resource.
-    pub(super) elsewhere: BTreeMap<u32, Elsewhere>,
+    pub elsewhere: BTreeMap<u32, Elsewhere>,
 }
 
 impl Share {
@@ -105,7 +107,14 @@ mod tests {
     use super::*;
 
     fn device(id: &str, group: u32) -> Device {
-        Device { id: id.into(), health: Health::Healthy, numa_node: None, nodes: vec![], group: Some(group) }
+        Device {
+            id: id.into(),
+            health: Health::Healthy,
+            numa_node: None,
+            nodes: vec![],
+            group: Some(group),
+            path: vec![],
+        }
     }
 
     #[test]

@@ -38,11 +38,12 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-pub use device::{Device, Health, Offer};
+pub use device::{Device, Elsewhere, Health, Offer, Share};
 pub use names::ResourceName;
+pub use preferred::prefer;
 
 use backoff::Backoff;
-use device::{Share, shares};
+use device::shares;
 use directory::Directory;
 use registration::{Plugin, RETRY};
 use server::{Listing, Service};

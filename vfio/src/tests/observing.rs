@@ -2,9 +2,11 @@ use std::path::PathBuf;
 
 use super::{View, at};
 use crate::inventory::{ObserveError, observe, observe_except};
+use crate::pcie::{Aer, Presence};
 use crate::plan::Binding;
 use crate::testing::Machine;
 use crate::verify::deviations;
+use crate::vgpu::{Mdev, VgpuParent, VgpuType};
 
 fn primaries(machine: &Machine) -> Vec<String> {
     observe(machine).gpus().iter().map(|gpu| gpu.primary.address.to_string()).collect()
@@ -222,6 +224,91 @@ fn a_mounted_disk_behind_the_usb_port_holds_the_gpu() {
     let view = View::of(&machine);
     let [holder] = view.holders[&at("0000:52:00.0")].as_slice() else { panic!("{:?}", view.holders) };
     assert_eq!(holder.to_string(), "/dev/sdb (mounted at /mnt/usb)");
+}
+
+const T4: &str = "/sys/bus/pci/devices/0000:35:00.0";
+
+#[test]
+fn a_gpu_tells_its_link_and_its_errors() {
+    let machine = Machine::described("eight-t4");
+    for (file, text) in [
+        ("current_link_speed", "2.5 GT/s PCIe\n"),
+        ("current_link_width", "8\n"),
+        ("max_link_speed", "8.0 GT/s PCIe\n"),
+        ("max_link_width", "16\n"),
+        ("aer_dev_correctable", "RxErr 2\nBadTLP 1\nTOTAL_ERR_COR 3\n"),
+        ("aer_dev_nonfatal", "Undefined 0\nTOTAL_ERR_NONFATAL 0\n"),
+        ("aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n"),
+    ] {
+        machine.write(&format!("{T4}/{file}"), text);
+    }
+    let inventory = observe(&machine);
+    let gpu = &inventory.functions[&at("0000:35:00.0")];
+    let link = gpu.link.unwrap();
+    assert_eq!((link.current.to_string(), link.maximum.to_string()), ("2.5 GT/s x8".into(), "8.0 GT/s x16".into()));
+    assert_eq!(gpu.aer, Some(Aer { correctable: 3, nonfatal: 0, fatal: 1 }));
+    assert_eq!(inventory.functions[&at("0000:36:00.0")].aer, None, "where the kernel counts none");
+}
+
+#[test]
+fn a_gpu_that_reads_as_all_ones_has_fallen_off() {
+    let machine = Machine::described("eight-t4");
+    let presence = |machine: &Machine| observe(machine).functions[&at("0000:35:00.0")].presence;
+    assert_eq!(presence(&machine), Some(Presence::Answers));
+    machine.write(&format!("{T4}/config"), [0xff; 64]);
+    assert_eq!(presence(&machine), Some(Presence::FellOff));
+    // By the kernel's account it is in D3cold now, and nobody let it sleep.
+    machine.write(&format!("{T4}/power_state"), "D3cold\n");
+    machine.write(&format!("{T4}/power/runtime_status"), "active\n");
+    assert_eq!(presence(&machine), Some(Presence::FellOff));
+    machine.write(&format!("{T4}/power/runtime_status"), "suspended\n");
+    assert_eq!(presence(&machine), None, "it would be woken by the question");
+}
+
+#[test]
+fn both_vgpu_frameworks_are_told_from_each_other_and_from_none() {
+    let machine = Machine::described("a2-sriov");
+    let vf = "0000:08:00.5";
+    let dir = format!("/sys/bus/pci/devices/{vf}");
+    let of = |machine: &Machine| observe(machine).functions[&at(vf)].vgpu.clone();
+    machine.remove(&format!("/sys/class/mdev_bus/{vf}"));
+    assert_eq!(of(&machine), None);
+    machine.write(&format!("{dir}/nvidia/current_vgpu_type"), "0\n");
+    machine.write(&format!("{dir}/nvidia/creatable_vgpu_types"), "ID    : vGPU Name\n1155  : NVIDIA L40S-24Q\n");
+    let creatable = vec![VgpuType { id: 1155, name: "NVIDIA L40S-24Q".to_owned() }];
+    assert_eq!(of(&machine), Some(VgpuParent::VendorVfio { current: None, creatable }));
+    machine.write(&format!("{dir}/nvidia/current_vgpu_type"), "1155\n");
+    machine.write(&format!("{dir}/nvidia/creatable_vgpu_types"), "");
+    assert_eq!(of(&machine), Some(VgpuParent::VendorVfio { current: Some(1155), creatable: Vec::new() }));
+    machine.symlink(&format!("/sys/class/mdev_bus/{vf}"), &dir);
+    let Some(VgpuParent::Mdev { types }) = of(&machine) else { panic!("mdev first, as the peer looks") };
+    let types: Vec<_> = types.into_iter().map(|kind| (kind.id, kind.name, kind.available_instances)).collect();
+    assert_eq!(types[0], ("nvidia-742".to_owned(), Some("NVIDIA A2-1B".to_owned()), 0));
+    assert_eq!(types[4], ("nvidia-746".to_owned(), Some("NVIDIA A2-4Q".to_owned()), 1));
+    machine.write(&format!("{dir}/mdev_supported_types/nvidia-746/available_instances"), "many\n");
+    let inventory = observe(&machine);
+    assert_eq!(inventory.functions[&at(vf)].vgpu, None);
+    assert!(matches!(inventory.errors[..], [ObserveError::Attribute { attribute: "mdev_supported_types", .. }]));
+}
+
+#[test]
+fn mediated_devices_are_listed_with_their_parent() {
+    let inventory = observe(&Machine::described("a2-sriov"));
+    let mdev = &inventory.mdevs["f715f63c-0d00-4007-9c5a-b07b0c6c05de"];
+    let expected =
+        Mdev { parent: Some(at("0000:08:00.4")), type_id: Some("nvidia-754".to_owned()), iommu_group: Some(106) };
+    assert_eq!((inventory.mdevs.len(), mdev), (3, &expected));
+}
+
+#[test]
+fn modules_and_the_interrupt_flag_are_facts() {
+    let machine = Machine::described("eight-t4");
+    assert_eq!(observe(&machine).facts.unsafe_interrupts, None, "the module is not there");
+    machine.write("/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y\n");
+    machine.write("/proc/modules", "vfio_pci 16384 2 - Live 0x0000000000000000\nvfio 45056 9 vfio_pci, Live 0x0\n");
+    let facts = observe(&machine).facts;
+    assert_eq!(facts.unsafe_interrupts, Some(true));
+    assert_eq!(facts.loaded_modules, ["vfio", "vfio_pci"].map(str::to_owned).into());
 }
 
 #[test]

@@ -106,6 +106,7 @@ fn gpu(n: u32) -> Device {
         numa_node: Some(1),
         nodes: vec![format!("/dev/vfio/{n}").into(), format!("/dev/vfio/devices/vfio{n}").into()],
         group: Some(n),
+        path: vec![],
     }
 }
 

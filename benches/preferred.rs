@@ -1,0 +1,30 @@
+//! The choice among 16 GPUs, for every size of a request: the kubelet waits for it while it admits a pod.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use gpuvirt::agent::device_plugin::{Device, Health, Share, prefer};
+
+/// Two NUMA nodes, two root ports on each, a switch of four below each.
+fn sixteen() -> Share {
+    let device = |n: u16| Device {
+        id: format!("0000:{n:02x}:00.0"),
+        health: Health::Healthy,
+        numa_node: Some(n / 8),
+        nodes: vec![format!("/dev/vfio/{n}").into()],
+        group: Some(u32::from(n)),
+        path: vec![format!("port {}", n / 4), format!("switch {}", n / 4), format!("slot {n}")],
+    };
+    Share { devices: (0..16).map(device).collect(), ..Share::default() }
+}
+
+fn preferred(criterion: &mut Criterion) {
+    let share = sixteen();
+    let all: Vec<String> = share.devices.iter().map(|device| device.id.clone()).collect();
+    let mut group = criterion.benchmark_group("preferred allocation of 16 GPUs");
+    for size in 1..=all.len() {
+        group.bench_function(size.to_string(), |bencher| bencher.iter(|| prefer(&share, &all, &[], size)));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, preferred);
+criterion_main!(benches);
