@@ -65,7 +65,7 @@ async fn until_wired(t: &Turn, status: &str, reason: &str, words: &[&str]) {
 
 async fn until_permitted(t: &Turn, expected: &[&str]) -> DynamicObject {
     let promise = format!("KubeVirt permits {expected:?}");
-    kubevirt::until(&kubevirt::api(t), kubevirt::NAME, &promise, |object| resources(object) == expected).await
+    kubevirt::until(&kubevirt::api(&t.client), kubevirt::NAME, &promise, |object| resources(object) == expected).await
 }
 
 async fn uninstall(t: &Turn) {
@@ -85,12 +85,12 @@ async fn with_kubevirt(t: &Turn, field: Value) {
         assert_eq!(of_policy(&policy), None, "nothing is said while there is no KubeVirt");
         let log = operator.log();
         assert!(!log.contains("interrupted"), "nothing is watched in vain: {log}");
-        kubevirt::install(t);
+        kubevirt::install(t.cluster, "");
         let object = until_permitted(t, &[T4]).await;
         nodes::until_event(t, object.uid(), "HostDevicesPermitted").await;
         until_wired(t, "True", "Permitted", &[T4, "KubeVirt kubevirt/kubevirt"]).await;
         uninstall(t).await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(permitted(&object), None, "unset, as it was before");
         assert!(!object.annotations().keys().any(|key| key.starts_with("gpuvirt.io/")));
         operator.stop().await;
@@ -106,7 +106,7 @@ async fn with_kubevirt(t: &Turn, field: Value) {
         crds.delete(HYPER_CONVERGED, &DeleteParams::default()).await.expect("deletable");
         wait::until_gone(&crds, &left, "HyperConverged goes").await;
     }
-    kubevirt::fresh(t, &field).await;
+    kubevirt::fresh(&t.client, &field).await;
 }
 
 #[test]
@@ -118,8 +118,8 @@ fn kubevirt_that_is_installed_later_is_found_and_left_as_it_was() {
 fn a_vm_is_refused_before_its_gpu_is_permitted_and_gets_its_pod_after() {
     turn(async |t| {
         with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
-        kubevirt::start_vm(t, "vm-1", T4).await;
-        kubevirt::until_refused(t, "vm-1", T4).await;
+        kubevirt::start_vm(&t.client, "vm-1", &[T4]).await;
+        kubevirt::until_refused(&t.client, "vm-1", T4).await;
         let _kubelets = Kubelets::start(t);
         let _operator = t.operator("op-1").await;
         let _agent = offering(t).await;
@@ -129,10 +129,10 @@ fn a_vm_is_refused_before_its_gpu_is_permitted_and_gets_its_pod_after() {
             Some(&json!({"pciHostDevices": [nic(), entry()]})),
             "the user's entry as it was"
         );
-        kubevirt::until_pod(t, "vm-1", T4).await;
-        kubevirt::delete(t, "vm-1").await;
+        kubevirt::until_pod(&t.client, "vm-1", T4).await;
+        kubevirt::delete(&t.client, "vm-1").await;
         uninstall(t).await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(permitted(&object), Some(&json!({"pciHostDevices": [nic()]})), "ours goes and the user's stays");
     });
 }
@@ -165,7 +165,7 @@ fn somebody_who_writes_at_the_same_moment_loses_nothing_and_neither_do_we() {
         let _operator = t.operator("op-1").await;
         let _agent = offering(t).await;
         until_permitted(t, &["intel.com/x710", T4]).await;
-        let api = kubevirt::api(t);
+        let api = kubevirt::api(&t.client);
         for number in 0..WRITES {
             user_writes(&api, number).await;
         }
@@ -183,16 +183,16 @@ fn somebody_who_writes_at_the_same_moment_loses_nothing_and_neither_do_we() {
 fn the_first_entry_waits_for_a_vm_that_would_lose_its_device() {
     turn(async |t| {
         with_kubevirt(t, Value::Null).await;
-        kubevirt::start_vm(t, "vm-1", "example.com/other").await;
-        kubevirt::until_pod(t, "vm-1", "example.com/other").await;
+        kubevirt::start_vm(&t.client, "vm-1", &["example.com/other"]).await;
+        kubevirt::until_pod(&t.client, "vm-1", "example.com/other").await;
         let _kubelets = Kubelets::start(t);
         let _operator = t.operator("op-1").await;
         let _agent = offering(t).await;
         let words = ["VirtualMachineInstance vms/vm-1", "example.com/other", "by hand"];
         until_wired(t, "False", "PermittingWouldBreakVMs", &words).await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(permitted(&object), None);
-        kubevirt::delete(t, "vm-1").await;
+        kubevirt::delete(&t.client, "vm-1").await;
         until_permitted(t, &[T4]).await;
         until_wired(t, "True", "Permitted", &[T4]).await;
     });
@@ -223,7 +223,7 @@ fn report_shows_the_entry_and_manage_writes_it_and_off_is_silent() {
             wired(conditions).is_some_and(|c| c.reason == "NotPermitted")
         })
         .await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(resources(&object), ["intel.com/x710"]);
         nodes::until_event(t, object.uid(), "NotPermitted").await;
 
@@ -248,12 +248,12 @@ fn a_conflict_is_shown_until_the_user_has_solved_it() {
         let _agent = offering(t).await;
         let words = ["nvidia.com/TU104GL_Tesla_T4", T4, "resourceAliases"];
         until_wired(t, "False", "SelectorHasAnotherName", &words).await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(permitted(&object), Some(&json!({"pciHostDevices": [old]})), "the user's entry as it was");
-        kubevirt::permit(t, &json!({"pciHostDevices": [entry()]})).await;
+        kubevirt::permit(&t.client, &json!({"pciHostDevices": [entry()]})).await;
         until_wired(t, "True", "Permitted", &[]).await;
         uninstall(t).await;
-        let object = kubevirt::api(t).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         assert_eq!(resources(&object), [T4], "an entry that the user made is not ours to remove");
     });
 }
