@@ -73,6 +73,9 @@ pub struct Function {
     pub vgpu: Option<VgpuParent>,
     /// Of a port: whether it keeps apart what is behind it. Only ports above a GPU that shares its group are asked.
     pub acs: Option<Acs>,
+    /// Whether its driver, its lock or the device itself did not answer in time. Nothing that only GPUs or functions of
+    /// NVIDIA are asked is known then, and a write would not come back either.
+    pub late: bool,
 }
 
 impl Function {

@@ -1,8 +1,8 @@
 //! Who has a GPU open.
 //!
 //! Looked for by device number in `/proc/*/fd`, since a container may give a node any path: the group's and the device's
-//! VFIO nodes, `/dev/nvidiaN` (told apart by `/proc/driver/nvidia/gpus/*/information`), `/dev/dri/*` and `/dev/snd/*` of a
-//! GPU and its companions. A block device behind a companion (USB) is held while it is mounted or part of another block
+//! VFIO nodes, those of its virtual functions and mediated devices, `/dev/nvidiaN` (told apart by
+//! `/proc/driver/nvidia/gpus/*/information`), `/dev/dri/*` and `/dev/snd/*` of a GPU and its companions. A block device behind a companion (USB) is held while it is mounted or part of another block
 //! device. `/dev/nvidiactl` and `/dev/nvidia-uvm` belong to no single GPU: they stand in the way of a module's unload only.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,14 +43,24 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
             nodes.entry(number).or_insert_with(|| Node { path, gpus: Vec::new() }).gpus.push(gpu);
         }
     };
-    let minors = nvidia_minors(host);
+    let minors: BTreeMap<_, _> = inventory
+        .gpus()
+        .iter()
+        .filter(|gpu| gpu.primary.driver.as_deref() == Some("nvidia"))
+        .map(|gpu| (gpu.primary.address, nvidia_minor(host, gpu.primary.address)))
+        .collect();
+    let unclaimed = unclaimed_minors(host, &minors);
     for gpu in inventory.gpus() {
         let address = gpu.primary.address;
-        if let Some(group) = gpu.group {
+        let parts = parts(inventory, address);
+        for group in gpu.group.into_iter().chain(parts) {
             add(PathBuf::from(format!("/dev/vfio/{group}")), address);
         }
-        if let Some(minor) = minors.get(&address) {
-            add(PathBuf::from(format!("/dev/nvidia{minor}")), address);
+        match minors.get(&address) {
+            Some(Some(minor)) => add(nvidia_node(*minor), address),
+            // It could be any that is no other GPU's.
+            Some(None) => unclaimed.iter().for_each(|minor| add(nvidia_node(*minor), address)),
+            None => {}
         }
         for function in std::iter::once(gpu.primary).chain(gpu.companions) {
             if let Some(name) = &function.vfio_dev {
@@ -67,16 +77,39 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
     nodes
 }
 
-/// `Device Minor` of each GPU that the NVIDIA driver has.
-fn nvidia_minors(host: &impl Host) -> BTreeMap<PciAddress, u32> {
-    let dir = Path::new("/proc/driver/nvidia/gpus");
-    let names = host.list(dir).unwrap_or_default();
-    let minor = |name: &OsStr| {
-        let text = host::text(host, &dir.join(name).join("information")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
-        Some((name.to_str()?.parse().ok()?, line.trim().parse().ok()?))
-    };
-    names.iter().filter_map(|name| minor(name)).collect()
+/// IOMMU groups of what a VM may have instead of the GPU: its virtual functions and mediated devices.
+fn parts(inventory: &Inventory, gpu: PciAddress) -> Vec<u32> {
+    let vfs = inventory.functions.values().filter(|function| function.physfn == Some(gpu));
+    let (mut addresses, mut groups) = (vec![gpu], Vec::new());
+    for vf in vfs {
+        addresses.push(vf.address);
+        groups.extend(vf.iommu_group);
+    }
+    let mdevs = inventory.mdevs.values().filter(|mdev| mdev.parent.is_some_and(|parent| addresses.contains(&parent)));
+    groups.extend(mdevs.filter_map(|mdev| mdev.iommu_group));
+    groups
+}
+
+fn nvidia_node(minor: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nvidia{minor}"))
+}
+
+/// `Device Minor` of a GPU that the NVIDIA driver has; `None` where it does not say, as when it waits for a GPU that is gone.
+fn nvidia_minor(host: &impl Host, gpu: PciAddress) -> Option<u32> {
+    let path = PathBuf::from(format!("/proc/driver/nvidia/gpus/{gpu}/information"));
+    let about = path.clone();
+    let text = host.bounded(&about, move |host| host::text(host, &path)).flatten().ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
+}
+
+/// Numbers of nodes that no GPU is known to have; looked for only where there is a GPU that does not tell.
+fn unclaimed_minors(host: &impl Host, minors: &BTreeMap<PciAddress, Option<u32>>) -> Vec<u32> {
+    if minors.values().all(Option::is_some) {
+        return Vec::new();
+    }
+    let names = host.list(Path::new("/dev")).unwrap_or_default();
+    let numbers = names.iter().filter_map(|name| name.to_str()?.strip_prefix("nvidia")?.parse().ok());
+    numbers.filter(|number| !minors.values().flatten().any(|claimed| claimed == number)).collect()
 }
 
 /// `sound/card0/{controlC0,pcmC0D3p,…}` are `/dev/snd/…`.

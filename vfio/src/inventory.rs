@@ -13,7 +13,7 @@ pub use crate::facts::HostFacts;
 pub use crate::function::{Function, Gpu, Ids, NVIDIA};
 use crate::host::Host;
 use crate::iommu::{self, Region};
-use crate::reader::Reader;
+use crate::reader::{self, About};
 use crate::vgpu::{self, Mdev};
 
 pub(crate) const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -43,6 +43,11 @@ pub enum ObserveError {
     Function { address: PciAddress, attribute: &'static str, reason: String },
     #[error("pci function {address}: {attribute}: {reason}; it is taken as unset")]
     Attribute { address: PciAddress, attribute: &'static str, reason: String },
+    #[error(
+        "pci function {address}: {reason}: its lock is held, or its driver waits for it; it is left as it is, the others are \
+         served"
+    )]
+    Late { address: PciAddress, reason: String },
     #[error("`{name}` in {PCI_DEVICES} is not a PCI address; it is left out")]
     Name { name: String },
     #[error("{path}: {reason}", path = path.display())]
@@ -69,8 +74,7 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
             continue;
         };
         let (locked, mdev_parent) = (locked.contains(&address), mdev_parents.contains(&address));
-        let reader = Reader { host, address, locked, mdev_parent };
-        match reader.function(&mut errors) {
+        match reader::function(host, About { address, locked, mdev_parent }, &mut errors) {
             Ok(function) => drop(functions.insert(address, function)),
             Err(error) => errors.push(error),
         }
@@ -85,8 +89,9 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
 fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let groups: BTreeSet<u32> = inventory.gpus().iter().filter_map(|gpu| gpu.group).collect();
     for group in groups {
-        let regions =
-            note(&mut inventory.errors, iommu::GROUPS, iommu::firmware_memory(host, group)).unwrap_or_default();
+        let path = iommu::reserved_regions(group);
+        let read = host.bounded(&path.clone(), move |host| iommu::firmware_memory(host, &path)).flatten();
+        let regions = note(&mut inventory.errors, iommu::GROUPS, read).unwrap_or_default();
         if !regions.is_empty() {
             inventory.firmware_memory.insert(group, regions);
         }
@@ -96,7 +101,9 @@ fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let ports: BTreeSet<_> = crowded.flat_map(|gpu| inventory.path(gpu.primary.address)).collect();
     for port in ports {
         if let Some(function) = inventory.functions.get_mut(&port) {
-            function.acs = host.read(&device_path(port).join("config")).ok().and_then(|config| iommu::acs(&config));
+            let config = device_path(port).join("config");
+            let read = host.bounded(&config.clone(), move |host| host.read(&config)).flatten();
+            function.acs = read.ok().and_then(|config| iommu::acs(&config));
         }
     }
 }

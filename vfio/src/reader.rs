@@ -11,8 +11,51 @@ use crate::inventory::{ObserveError, device_path};
 use crate::pcie::{self, Aer, Link, Presence};
 use crate::vgpu::{self, VgpuParent};
 
-pub(crate) struct Reader<'a, H> {
-    pub host: &'a H,
+/// Reads a function in two parts, each with the host's deadline: one whose driver or device does not answer is known all
+/// the same by what the kernel knows by heart.
+pub(crate) fn function(
+    host: &impl Host,
+    about: About,
+    errors: &mut Vec<ObserveError>,
+) -> Result<Function, ObserveError> {
+    let address = about.address;
+    let dir = device_path(address);
+    let late = |error: io::Error| error.to_string();
+    let identity = host.bounded(&dir, move |host| {
+        let mut errors = Vec::new();
+        let function = Reader { host, about }.identity(&mut errors);
+        (function, errors)
+    });
+    let (function, found) =
+        identity.map_err(|error| ObserveError::Function { address, attribute: "directory", reason: late(error) })?;
+    errors.extend(found);
+    let mut function = function?;
+    if function.vendor != NVIDIA && !about.mdev_parent {
+        return Ok(function);
+    }
+    let known = function.clone();
+    // Another subject: what is known by heart is read again while this does not come back.
+    let asked = host.bounded(&dir.join("config"), move |host| {
+        let (mut function, mut errors) = (known, Vec::new());
+        Reader { host, about }.ask(&mut function, &mut errors);
+        (function, errors)
+    });
+    match asked {
+        Ok((asked, found)) => {
+            errors.extend(found);
+            Ok(asked)
+        }
+        Err(error) => {
+            errors.push(ObserveError::Late { address, reason: late(error) });
+            function.late = true;
+            Ok(function)
+        }
+    }
+}
+
+/// Which function, and what is known of it before it is read.
+#[derive(Clone, Copy)]
+pub(crate) struct About {
     pub address: PciAddress,
     /// Whether a write to it hangs: what takes the device's lock is not read.
     pub locked: bool,
@@ -20,13 +63,12 @@ pub(crate) struct Reader<'a, H> {
     pub mdev_parent: bool,
 }
 
-impl<H: Host> Reader<'_, H> {
-    pub fn function(&self, errors: &mut Vec<ObserveError>) -> Result<Function, ObserveError> {
-        let mut function = self.identity(errors)?;
-        self.ask(&mut function, errors);
-        Ok(function)
-    }
+struct Reader<'a, H> {
+    host: &'a H,
+    about: About,
+}
 
+impl<H: Host> Reader<'_, H> {
     /// What the kernel knows by heart.
     fn identity(&self, errors: &mut Vec<ObserveError>) -> Result<Function, ObserveError> {
         let vendor = self.id("vendor")?;
@@ -42,10 +84,10 @@ impl<H: Host> Reader<'_, H> {
             Some(name) => Some(self.required("physfn", name.parse().map_err(invalid))?),
             None => None,
         };
-        let entries = self.required("directory", self.host.list(&device_path(self.address)))?;
+        let entries = self.required("directory", self.host.list(&device_path(self.about.address)))?;
         let numvfs = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
         Ok(Function {
-            address: self.address,
+            address: self.about.address,
             vendor,
             device: self.id("device")?,
             subsystem_vendor: self.id("subsystem_vendor")?,
@@ -75,12 +117,13 @@ impl<H: Host> Reader<'_, H> {
             presence: None,
             vgpu: None,
             acs: None,
+            late: false,
         })
     }
 
     /// What it asks the driver or the device for.
     fn ask(&self, function: &mut Function, errors: &mut Vec<ObserveError>) {
-        if function.vendor == NVIDIA && !self.locked {
+        if function.vendor == NVIDIA && !self.about.locked {
             function.driver_override = self.driver_override(errors);
         }
         if function.is_primary() {
@@ -100,11 +143,11 @@ impl<H: Host> Reader<'_, H> {
     }
 
     fn path(&self, attribute: &str) -> PathBuf {
-        device_path(self.address).join(attribute)
+        device_path(self.about.address).join(attribute)
     }
 
     fn required<T>(&self, attribute: &'static str, result: io::Result<T>) -> Result<T, ObserveError> {
-        let address = self.address;
+        let address = self.about.address;
         result.map_err(|error| ObserveError::Function { address, attribute, reason: error.to_string() })
     }
 
@@ -113,7 +156,11 @@ impl<H: Host> Reader<'_, H> {
         match host::optional(host::text(self.host, &self.path(attribute))) {
             Ok(value) => value,
             Err(error) => {
-                errors.push(ObserveError::Attribute { address: self.address, attribute, reason: error.to_string() });
+                errors.push(ObserveError::Attribute {
+                    address: self.about.address,
+                    attribute,
+                    reason: error.to_string(),
+                });
                 None
             }
         }
@@ -137,7 +184,7 @@ impl<H: Host> Reader<'_, H> {
 
     /// `…/pci0000:00/0000:00:01.0/0000:01:00.0`: the parent in the device tree.
     fn upstream(&self) -> Option<PciAddress> {
-        let target = self.host.link(&device_path(self.address)).ok()?;
+        let target = self.host.link(&device_path(self.about.address)).ok()?;
         target.parent()?.file_name()?.to_str()?.parse().ok()
     }
 
@@ -174,8 +221,8 @@ impl<H: Host> Reader<'_, H> {
     }
 
     fn vgpu(&self, function: &Function, errors: &mut Vec<ObserveError>) -> Option<VgpuParent> {
-        let device = device_path(self.address);
-        let (attribute, found) = if self.mdev_parent {
+        let device = device_path(self.about.address);
+        let (attribute, found) = if self.about.mdev_parent {
             ("mdev_supported_types", vgpu::mdev(self.host, &device))
         } else if function.vendor == NVIDIA && function.is_vf() {
             ("nvidia/current_vgpu_type", vgpu::vendor_vfio(self.host, &device))
@@ -183,7 +230,7 @@ impl<H: Host> Reader<'_, H> {
             return None;
         };
         found.unwrap_or_else(|error| {
-            errors.push(ObserveError::Attribute { address: self.address, attribute, reason: error.to_string() });
+            errors.push(ObserveError::Attribute { address: self.about.address, attribute, reason: error.to_string() });
             None
         })
     }
