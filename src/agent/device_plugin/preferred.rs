@@ -1,9 +1,9 @@
 //! Which devices fit together best. A hint: the kubelet's topology manager goes first, and it may choose otherwise.
 //!
 //! ```text
-//! NUMA node ─► root port ─► switch ─► unit (an IOMMU group, whole; or a device without one)
+//! NUMA node ─► root port ─► switch ─► device
 //! ```
-//! Every sum in a [`Score`] is one over the places of this tree, so the best choice of each size for a place comes from
+//! Every part of a [`Score`] is a sum over the places of this tree, so the best choice of each size for a place comes from
 //! the best choices of the places in it: no search, and no worse than trying every choice.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     ops::Add,
 };
 
-use super::device::{Device, Share};
+use super::device::{Device, find};
 
 /// How good a choice is; the smaller, the better, the first field before the second and so on.
 ///
@@ -23,8 +23,6 @@ struct Score {
     numa_nodes: u64,
     root_ports: u64,
     switches: u64,
-    /// A group of two leaves more to others than two groups of one.
-    units: u64,
     /// Sums over all places of (what was there)² − (what is left)²: least where what is left is in one piece.
     /// Switches come first: a broken one is of no use to those who want a whole one.
     broken_switches: u64,
@@ -40,7 +38,6 @@ impl Add for Score {
             numa_nodes: self.numa_nodes + other.numa_nodes,
             root_ports: self.root_ports + other.root_ports,
             switches: self.switches + other.switches,
-            units: self.units + other.units,
             broken_switches: self.broken_switches + other.broken_switches,
             broken_root_ports: self.broken_root_ports + other.broken_root_ports,
             broken_numa_nodes: self.broken_numa_nodes + other.broken_numa_nodes,
@@ -48,84 +45,40 @@ impl Add for Score {
     }
 }
 
-/// Chooses up to `size` of the available ids.
+/// Chooses `size` of the available ids, or all if there are fewer.
 ///
-/// First those that must be included, in their order; the others follow by address. With them come the rests of their
-/// IOMMU groups, then whole groups by [`Score`], among equals the lower addresses. Fewer than `size` come back where
-/// the rest could only be had by splitting a group. The order of `available` does not matter.
-pub fn prefer(share: &Share, available: &[String], must: &[String], size: usize) -> Vec<String> {
+/// First those that must be included, in their order; the others follow by address. They are chosen by the score, among
+/// equals the lower addresses. The order of `available` does not matter.
+pub fn prefer(devices: &[Device], available: &[String], must: &[String], size: usize) -> Vec<String> {
     let mut included: Vec<&str> = Vec::new();
     for id in must {
         if !included.contains(&id.as_str()) {
             included.push(id);
         }
     }
-    let available: BTreeSet<&str> = available.iter().map(String::as_str).collect();
+    let free: BTreeSet<&str> = available.iter().chain(must).map(String::as_str).collect();
+    let mut tree = Tree::new();
+    let mut below: BTreeMap<&str, u32> = BTreeMap::new();
+    for port in devices.iter().flat_map(|device| &device.path) {
+        *below.entry(port).or_default() += 1;
+    }
+    for device in free.iter().filter_map(|id| find(devices, id)) {
+        let root_port = device.path.first().unwrap_or(&device.id);
+        let ports = tree.entry(device.numa_node).or_default();
+        ports.entry(root_port).or_default().entry(switch(device, &below)).or_default().push(&device.id);
+    }
+    let best = together(tree.into_values(), |ports| numa_node(ports, &included));
     // What is not ours and must be included takes room all the same.
-    let unknown = included.iter().filter(|id| share.find(id).is_none()).count();
-    let tree = tree(share, units(share, &available, &included, size));
-    let best = tree.into_values().map(numa_node).fold(Table::nothing(), |all, next| all.and(&next));
+    let unknown = included.iter().filter(|id| find(devices, id).is_none()).count();
     let mut others = best.largest(size.saturating_sub(unknown));
     others.retain(|id| !included.contains(id));
     others.sort_unstable();
     included.into_iter().chain(others).map(str::to_owned).collect()
 }
 
-/// What is given as one, or not at all.
-struct Unit<'a> {
-    ids: Vec<&'a str>,
-    /// It has a device that must be included.
-    fixed: bool,
-}
-
-/// Each group that is available as a whole, and each device without a group. A group that must be split because of what
-/// must be included is in it with only that part: whether it is given is decided in `Allocate`.
-fn units<'a>(share: &'a Share, available: &BTreeSet<&str>, included: &[&'a str], size: usize) -> Vec<Unit<'a>> {
-    let mut groups: BTreeMap<(Option<u32>, &str), Vec<&str>> = BTreeMap::new();
-    for device in &share.devices {
-        let own = if device.group.is_some() { "" } else { device.id.as_str() };
-        groups.entry((device.group, own)).or_default().push(&device.id);
-    }
-    let mut room = size.saturating_sub(included.len());
-    let mut units = Vec::new();
-    for ((group, _), ids) in groups {
-        let part: Vec<&str> = ids.iter().copied().filter(|id| included.contains(id)).collect();
-        let mixed = group.is_some_and(|group| share.elsewhere.contains_key(&group));
-        let whole = !mixed && ids.iter().all(|id| available.contains(id) || part.contains(id));
-        let rest = ids.len() - part.len();
-        match (part.is_empty(), whole) {
-            (true, false) => {}
-            (true, true) => units.push(Unit { ids, fixed: false }),
-            (false, true) if rest <= room => {
-                room -= rest;
-                units.push(Unit { ids, fixed: true });
-            }
-            (false, _) => units.push(Unit { ids: part, fixed: true }),
-        }
-    }
-    units.sort_by_key(|unit| unit.ids.iter().min().copied());
-    units
-}
-
-type Switches<'a> = BTreeMap<&'a str, Vec<Unit<'a>>>;
+type Switches<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 type RootPorts<'a> = BTreeMap<&'a str, Switches<'a>>;
 type Tree<'a> = BTreeMap<Option<u16>, RootPorts<'a>>;
-
-fn tree<'a>(share: &'a Share, units: Vec<Unit<'a>>) -> Tree<'a> {
-    let mut below: BTreeMap<&str, u32> = BTreeMap::new();
-    for port in share.devices.iter().flat_map(|device| &device.path) {
-        *below.entry(port).or_default() += 1;
-    }
-    let mut tree = Tree::new();
-    for unit in units {
-        // The members of a group are behind one port, or the kernel would have made two groups.
-        let Some(device) = unit.ids.first().and_then(|id| share.find(id)) else { continue };
-        let root_port = device.path.first().unwrap_or(&device.id);
-        let ports = tree.entry(device.numa_node).or_default();
-        ports.entry(root_port).or_default().entry(switch(device, &below)).or_default().push(unit);
-    }
-    tree
-}
 
 /// The lowest port above a device that is above another device, too; without one the device is on its own.
 fn switch<'a>(device: &'a Device, below: &BTreeMap<&str, u32>) -> &'a str {
@@ -133,19 +86,31 @@ fn switch<'a>(device: &'a Device, below: &BTreeMap<&str, u32>) -> &'a str {
     shared.unwrap_or(&device.id)
 }
 
-fn numa_node(ports: RootPorts<'_>) -> Table<'_> {
-    let inner = ports.into_values().map(root_port).fold(Table::nothing(), |all, next| all.and(&next));
-    inner.scored(|used, broken| Score { numa_nodes: used, broken_numa_nodes: broken, ..Score::default() })
+fn numa_node<'a>(ports: RootPorts<'a>, included: &[&str]) -> Table<'a> {
+    together(ports.into_values(), |switches| root_port(switches, included)).scored(|used, broken| Score {
+        numa_nodes: used,
+        broken_numa_nodes: broken,
+        ..Score::default()
+    })
 }
 
-fn root_port(switches: Switches<'_>) -> Table<'_> {
-    let inner = switches.into_values().map(of_switch).fold(Table::nothing(), |all, next| all.and(&next));
-    inner.scored(|used, broken| Score { root_ports: used, broken_root_ports: broken, ..Score::default() })
+fn root_port<'a>(switches: Switches<'a>, included: &[&str]) -> Table<'a> {
+    let of_switch = |ids: Vec<&'a str>| {
+        together(ids, |id| Table::device(id, included.contains(&id))).scored(|used, broken| Score {
+            switches: used,
+            broken_switches: broken,
+            ..Score::default()
+        })
+    };
+    together(switches.into_values(), of_switch).scored(|used, broken| Score {
+        root_ports: used,
+        broken_root_ports: broken,
+        ..Score::default()
+    })
 }
 
-fn of_switch(units: Vec<Unit<'_>>) -> Table<'_> {
-    let inner = units.into_iter().map(Table::unit).fold(Table::nothing(), |all, next| all.and(&next));
-    inner.scored(|used, broken| Score { switches: used, broken_switches: broken, ..Score::default() })
+fn together<'a, P>(places: impl IntoIterator<Item = P>, table: impl Fn(P) -> Table<'a>) -> Table<'a> {
+    places.into_iter().map(table).fold(Table::nothing(), |all, next| all.and(&next))
 }
 
 struct Choice<'a> {
@@ -161,14 +126,10 @@ impl<'a> Table<'a> {
         Self(vec![Some(Choice { score: Score::default(), ids: Vec::new() })])
     }
 
-    fn unit(unit: Unit<'a>) -> Self {
-        let mut table = Self::nothing();
-        if unit.fixed {
-            table.0[0] = None;
-        }
-        table.0.resize_with(unit.ids.len(), || None);
-        table.0.push(Some(Choice { score: Score { units: 1, ..Score::default() }, ids: unit.ids }));
-        table
+    fn device(id: &'a str, included: bool) -> Self {
+        let without = Choice { score: Score::default(), ids: Vec::new() };
+        let with = Choice { score: Score::default(), ids: vec![id] };
+        Self(vec![Some(without).filter(|_| !included), Some(with)])
     }
 
     /// Two places together. Among equals as many as can be from the first, which has the lower addresses.

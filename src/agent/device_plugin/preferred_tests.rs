@@ -2,16 +2,16 @@ use proptest::prelude::*;
 
 use super::{super::device::Health, *};
 
-/// Where a group of devices is: NUMA node, root port, switch (0: directly below the root port).
+/// NUMA node, root port, switch (0: directly below the root port).
 type Place = (Option<u16>, u32, u32);
 
-fn gpu(n: u32, (numa_node, root_port, switch): Place, group: u32) -> Device {
+fn gpu(n: u32, (numa_node, root_port, switch): Place) -> Device {
     let port = format!("port {root_port}");
     let path = match switch {
-        0 => vec![port, format!("slot {group}")],
-        switch => vec![port, format!("switch {root_port}.{switch}"), format!("slot {group}")],
+        0 => vec![port, format!("slot {n}")],
+        switch => vec![port, format!("switch {root_port}.{switch}"), format!("slot {n}")],
     };
-    Device { id: id(n), health: Health::Healthy, numa_node, nodes: vec![], group: Some(group), path }
+    Device { id: id(n), health: Health::Healthy, numa_node, nodes: vec![], others: vec![], path, egm: None }
 }
 
 fn id(n: u32) -> String {
@@ -22,32 +22,28 @@ fn ids(numbers: &[u32]) -> Vec<String> {
     numbers.iter().map(|n| id(*n)).collect()
 }
 
-fn share(devices: impl IntoIterator<Item = Device>) -> Share {
-    Share { devices: devices.into_iter().collect(), ..Share::default() }
-}
-
-/// Each on a root port of its own, in its own group: 1-3 on NUMA node 0, 4-8 on node 1.
-fn flat() -> Share {
-    share((1..=8).map(|n| gpu(n, (Some(u16::from(n > 3)), n, 0), n)))
+/// Each on a root port of its own: 1-3 on NUMA node 0, 4-8 on node 1.
+fn flat() -> Vec<Device> {
+    (1..=8).map(|n| gpu(n, (Some(u16::from(n > 3)), n, 0))).collect()
 }
 
 /// NUMA node 0: switches of 1-4 and of 5, 6. Node 1: switches of 7, 8 and of 9-12.
-fn switches() -> Share {
+fn switches() -> Vec<Device> {
     let place = |n| match n {
         1..=4 => (Some(0), 1, 1),
         5..=6 => (Some(0), 2, 1),
         7..=8 => (Some(1), 3, 1),
         _ => (Some(1), 4, 1),
     };
-    share((1..=12).map(|n| gpu(n, place(n), n)))
+    (1..=12).map(|n| gpu(n, place(n))).collect()
 }
 
-fn all(share: &Share) -> Vec<String> {
-    share.devices.iter().map(|device| device.id.clone()).collect()
+fn all(devices: &[Device]) -> Vec<String> {
+    devices.iter().map(|device| device.id.clone()).collect()
 }
 
-fn choose(share: &Share, size: usize) -> Vec<String> {
-    prefer(share, &all(share), &[], size)
+fn choose(devices: &[Device], size: usize) -> Vec<String> {
+    prefer(devices, &all(devices), &[], size)
 }
 
 #[test]
@@ -71,10 +67,9 @@ fn a_broken_switch_is_used_up_before_a_whole_one_is_broken() {
 
 #[test]
 fn a_switch_below_a_switch_counts_on_its_own() {
-    let place = |n| (Some(0), 1, if n < 4 { 1 } else { 2 });
-    let share = share((1..=5).map(|n| gpu(n, place(n), n)));
-    assert_eq!(choose(&share, 2), ids(&[4, 5]));
-    assert_eq!(choose(&share, 3), ids(&[1, 2, 3]));
+    let devices: Vec<_> = (1..=5).map(|n| gpu(n, (Some(0), 1, if n < 4 { 1 } else { 2 }))).collect();
+    assert_eq!(choose(&devices, 2), ids(&[4, 5]));
+    assert_eq!(choose(&devices, 3), ids(&[1, 2, 3]));
 }
 
 #[test]
@@ -90,62 +85,32 @@ fn included_devices_come_first_and_draw_the_rest_to_their_place() {
 }
 
 #[test]
-fn only_available_devices_are_chosen() {
+fn only_available_devices_are_chosen_and_all_of_them_where_they_are_too_few() {
     assert_eq!(prefer(&flat(), &ids(&[2, 5]), &[], 2), ids(&[2, 5]));
+    assert_eq!(prefer(&flat(), &ids(&[2, 5]), &[], 3), ids(&[2, 5]));
 }
 
 #[test]
-fn a_single_request_leaves_shared_groups_alone() {
-    let mut share = flat();
-    share.devices[1] = gpu(2, (Some(0), 1, 0), 1);
-    assert_eq!(choose(&share, 1), ids(&[3]));
-}
-
-#[test]
-fn a_request_of_two_takes_a_shared_group_before_two_singles() {
-    let mut share = flat();
-    share.devices[2] = gpu(3, (Some(0), 2, 0), 2);
-    assert_eq!(choose(&share, 2), ids(&[2, 3]));
-}
-
-#[test]
-fn an_included_device_brings_its_group() {
-    let mut share = flat();
-    share.devices[7] = gpu(8, (Some(0), 1, 0), 1);
-    assert_eq!(prefer(&share, &all(&share), &ids(&[1]), 2), ids(&[1, 8]));
-}
-
-#[test]
-fn fewer_are_chosen_where_the_rest_would_split_a_group() {
-    let share =
-        share([gpu(1, (None, 1, 0), 1), gpu(2, (None, 1, 0), 1), gpu(3, (None, 2, 0), 2), gpu(4, (None, 2, 0), 2)]);
-    assert_eq!(choose(&share, 3), ids(&[1, 2]));
+fn a_device_that_left_the_offer_is_not_preferred() {
+    assert_eq!(prefer(&flat(), &ids(&[9, 5]), &[], 1), ids(&[5]));
 }
 
 #[test]
 fn a_host_without_numa_nodes_is_one_node() {
-    let share = share((1..=8).map(|n| gpu(n, (None, n, 0), n)));
-    assert_eq!(choose(&share, 5), ids(&[1, 2, 3, 4, 5]));
-}
-
-#[test]
-fn a_group_that_reaches_into_another_resource_is_left_alone() {
-    let mut share = flat();
-    let other = super::super::device::Elsewhere { resource: "nvidia.com/A10".parse().unwrap(), id: id(99) };
-    share.elsewhere.insert(1, other);
-    assert_eq!(choose(&share, 1), ids(&[2]));
+    let devices: Vec<_> = (1..=8).map(|n| gpu(n, (None, n, 0))).collect();
+    assert_eq!(choose(&devices, 5), ids(&[1, 2, 3, 4, 5]));
 }
 
 /// The score of a choice, counted from the devices themselves.
-fn score(share: &Share, free: &BTreeSet<String>, choice: &BTreeSet<String>) -> Score {
+fn score(devices: &[Device], free: &BTreeSet<String>, choice: &BTreeSet<String>) -> Score {
     let mut below: BTreeMap<&str, u32> = BTreeMap::new();
-    share.devices.iter().flat_map(|d| &d.path).for_each(|port| *below.entry(port).or_default() += 1);
+    devices.iter().flat_map(|d| &d.path).for_each(|port| *below.entry(port).or_default() += 1);
     let numa = |d: &Device| format!("{:?}", d.numa_node);
     let port = |d: &Device| format!("{} {}", numa(d), d.path.first().unwrap_or(&d.id));
     let near = |d: &Device| format!("{} {}", port(d), switch(d, &below));
     let count = |level: &dyn Fn(&Device) -> String| {
         let mut places: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-        for device in share.devices.iter().filter(|device| free.contains(&device.id)) {
+        for device in devices.iter().filter(|device| free.contains(&device.id)) {
             let (all, taken) = places.entry(level(device)).or_default();
             *all += 1;
             *taken += u64::from(choice.contains(&device.id));
@@ -156,87 +121,53 @@ fn score(share: &Share, free: &BTreeSet<String>, choice: &BTreeSet<String>) -> S
     };
     let ((numa_nodes, broken_numa_nodes), (root_ports, broken_root_ports)) = (count(&numa), count(&port));
     let (switches, broken_switches) = count(&near);
-    let groups: BTreeSet<_> = share.devices.iter().filter(|d| choice.contains(&d.id)).map(|d| d.group).collect();
-    Score {
-        numa_nodes,
-        root_ports,
-        switches,
-        units: groups.len() as u64,
-        broken_switches,
-        broken_root_ports,
-        broken_numa_nodes,
-    }
+    Score { numa_nodes, root_ports, switches, broken_switches, broken_root_ports, broken_numa_nodes }
 }
 
-/// A machine of up to nine groups of one to three GPUs, what is taken of it already, and what must be included.
-fn machines() -> impl Strategy<Value = (Share, Vec<String>, Vec<String>)> {
+/// A machine of up to nine GPUs, what is free of it, and what of that must be included.
+fn machines() -> impl Strategy<Value = (Vec<Device>, Vec<String>, Vec<String>)> {
     let place = (prop::option::weighted(0.9, 0_u16..2), 1_u32..=2, 0_u32..=2);
-    let size = prop_oneof![6 => Just(1_usize), 1 => Just(2), 1 => Just(3)];
-    let groups = prop::collection::vec((place, size), 1..=9);
-    let flags = || prop::collection::vec(prop::bool::weighted(0.15), 27);
-    (groups, flags(), flags()).prop_map(|(groups, taken, must)| {
-        let members = groups.into_iter().zip(1..).flat_map(|((place, size), group)| vec![(place, group); size]);
-        let share = share(members.zip(1..).map(|((place, group), n)| gpu(n, place, group)));
-        let free: Vec<_> =
-            share.devices.iter().zip(taken).filter(|(_, taken)| !taken).map(|(d, _)| d.clone()).collect();
-        let must = free.iter().zip(must).filter(|(_, must)| *must).map(|(d, _)| d.id.clone()).take(2).collect();
-        (share, free.into_iter().map(|d| d.id).collect(), must)
+    let flags = || prop::collection::vec(prop::bool::weighted(0.15), 9);
+    (prop::collection::vec(place, 1..=9), flags(), flags()).prop_map(|(places, taken, must)| {
+        let devices: Vec<_> = (1..).zip(places).map(|(n, place)| gpu(n, place)).collect();
+        let free: Vec<_> = all(&devices).into_iter().zip(taken).filter(|(_, taken)| !taken).map(|(id, _)| id).collect();
+        let must = free.iter().zip(must).filter(|(_, must)| *must).map(|(id, _)| id.clone()).take(2).collect();
+        (devices, free, must)
     })
-}
-
-/// Every choice of whole groups with all of `must`, up to `size`.
-fn every_choice(share: &Share, free: &BTreeSet<String>, must: &BTreeSet<String>, size: usize) -> Vec<BTreeSet<String>> {
-    let mut groups: BTreeMap<Option<u32>, BTreeSet<String>> = BTreeMap::new();
-    for device in &share.devices {
-        groups.entry(device.group).or_default().insert(device.id.clone());
-    }
-    let whole: Vec<_> = groups.into_values().filter(|group| group.is_subset(free)).collect();
-    let choices = (0_u32..1 << whole.len()).map(|bits| {
-        let taken = whole.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1);
-        taken.flat_map(|(_, group)| group.iter().cloned()).collect::<BTreeSet<_>>()
-    });
-    choices.filter(|choice| choice.len() <= size && must.is_subset(choice)).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_choice_is_better_by_the_score((share, free, must) in machines(), size in 1_usize..=12) {
-        prop_assume!(must.len() <= size);
-        let choice: BTreeSet<String> = prefer(&share, &free, &must, size).into_iter().collect();
-        let (free, must): (BTreeSet<_>, BTreeSet<_>) = (free.into_iter().collect(), must.into_iter().collect());
-        let every = every_choice(&share, &free, &must, size);
-        // Without any, what must be included splits a group.
-        let Some(most) = every.iter().map(BTreeSet::len).max() else { return Ok(()) };
-        // Of groups that are not free as a whole nothing can be had, so nothing of them is left either.
-        let whole = every_choice(&share, &free, &BTreeSet::new(), usize::MAX).into_iter().flatten().collect();
-        let best = every.iter().filter(|other| other.len() == most).map(|other| score(&share, &whole, other)).min();
+    fn no_choice_is_better_by_the_score((devices, free, must) in machines(), size in 2_usize..=9) {
+        let choice: BTreeSet<String> = prefer(&devices, &free, &must, size).into_iter().collect();
+        let every = (0_u32..1 << free.len()).map(|bits| {
+            let taken = free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1);
+            taken.map(|(_, id)| id.clone()).collect::<BTreeSet<_>>()
+        });
+        let most = size.min(free.len());
+        let (free, must): (BTreeSet<_>, BTreeSet<_>) = (free.iter().cloned().collect(), must.into_iter().collect());
+        let possible = every.filter(|other| other.len() == most && must.is_subset(other));
         prop_assert_eq!(choice.len(), most);
-        prop_assert_eq!(Some(score(&share, &whole, &choice)), best);
+        prop_assert_eq!(Some(score(&devices, &free, &choice)), possible.map(|other| score(&devices, &free, &other)).min());
     }
 
     #[test]
-    fn a_choice_is_of_what_is_free_holds_what_must_be_and_splits_no_group(
-        (share, free, must) in machines(),
-        size in 1_usize..=12,
-        turn in 0_usize..12,
+    fn a_choice_is_of_what_is_free_holds_what_must_be_and_is_the_same_for_any_order(
+        (devices, free, must) in machines(),
+        size in 2_usize..=9,
+        turn in 0_usize..9,
     ) {
-        prop_assume!(must.len() <= size);
-        let choice = prefer(&share, &free, &must, size);
+        let choice = prefer(&devices, &free, &must, size);
 
         let mut turned = free.clone();
         turned.rotate_left(turn % free.len().max(1));
-        prop_assert_eq!(&choice, &prefer(&share, &turned, &must, size));
+        prop_assert_eq!(&choice, &prefer(&devices, &turned, &must, size));
         prop_assert!(choice.starts_with(&must));
-        prop_assert!(choice.len() <= size);
         prop_assert!(choice.iter().all(|id| free.contains(id)));
         let distinct: BTreeSet<&String> = choice.iter().collect();
         prop_assert_eq!(distinct.len(), choice.len());
-        for device in share.devices.iter().filter(|device| choice.contains(&device.id)) {
-            let group = share.devices.iter().filter(|other| other.group == device.group);
-            let asked = group.clone().any(|member| must.contains(&member.id));
-            prop_assert!(asked || group.clone().all(|member| choice.contains(&member.id)), "{}", device.id);
-        }
+        prop_assert_eq!(choice.len(), size.min(free.len()));
     }
 }
