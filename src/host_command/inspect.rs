@@ -7,10 +7,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 use vfio::{Binding, Gpu, PciAddress, World, deviations, plan};
 
+use crate::table::table;
+
 use super::{
     Error, Subject, View, json,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
-    table, yaml,
+    yaml,
 };
 
 /// The form of the answer.
