@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     agent,
+    cluster_command::{Target, explain},
     host_command::{Subject, early, inspect, plan},
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
@@ -42,6 +43,9 @@ enum Command {
     ///
     /// Exits with 2 where a GPU cannot go to that mode now.
     Plan(PlanArgs),
+    /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
+    #[command(subcommand)]
+    Explain(Explain),
     /// Prints the custom resource definitions, or writes them to a folder.
     Crds {
         #[arg(long)]
@@ -134,6 +138,26 @@ struct PlanArgs {
     output: plan::Output,
 }
 
+#[derive(Debug, Subcommand)]
+enum Explain {
+    /// A virtual machine instance that asks for GPUs. Exits with 2 where a GPU keeps it from running.
+    Vmi(ExplainVmiArgs),
+}
+
+#[derive(Debug, Args)]
+struct ExplainVmiArgs {
+    /// As in `vms/training-1`, or a name in the namespace of your context.
+    #[arg(value_name = "NAMESPACE/NAME")]
+    vmi: String,
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: explain::Output,
+}
+
 #[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
@@ -195,6 +219,11 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
                 false => plan::run(&subject, args.mode, &args.device, args.output)?,
             };
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
+        Command::Explain(Explain::Vmi(args)) => {
+            let target = Target { context: args.context, namespace: args.namespace };
+            let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
+            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Crds { write } => crds_command(write)?,
         Command::KernelWrite { args } => {

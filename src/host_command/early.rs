@@ -12,11 +12,12 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use vfio::{Binding, Function, Holder, Inventory, Journal, PciAddress, Refusal, World, driver::VfioDriver, plan};
 
+use crate::terminal::{BAD, FAINT, STRONG, WARN, paint, print};
+
 use super::{
     Error, Subject, View, json,
     plan::{Output, asked},
     report::{FunctionReport, HostReport, RefusalReport},
-    terminal::{BAD, FAINT, STRONG, WARN, paint, print},
     yaml,
 };
 use files::{BootFile, Family};

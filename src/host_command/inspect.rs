@@ -7,10 +7,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 use vfio::{Binding, Gpu, PciAddress, World, deviations, plan};
 
+use crate::terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table};
+
 use super::{
     Error, Subject, View, json,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
-    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table},
     yaml,
 };
 

@@ -4,7 +4,6 @@ pub mod early;
 pub mod inspect;
 pub mod plan;
 mod report;
-mod terminal;
 #[cfg(test)]
 mod tests;
 

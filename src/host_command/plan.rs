@@ -7,10 +7,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 use vfio::{Binding, Disruption, Inventory, PciAddress, Plan, Step, World, plan};
 
+use crate::terminal::{BAD, GOOD, STRONG, WARN, paint, print};
+
 use super::{
     Error, Subject, View, json,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
-    terminal::{BAD, GOOD, STRONG, WARN, paint, print},
     yaml,
 };
 

@@ -45,12 +45,17 @@ pub fn instances(client: &Client) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), VMS, &kind("kubevirt.io", "v1", "VirtualMachineInstance"))
 }
 
-/// As it was after the installation, with this for `permittedHostDevices`.
-pub async fn fresh(client: &Client, permitted: &Value) {
+/// Where the instances go.
+pub async fn namespace(client: &Client) {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let mut vms = Namespace::default();
     vms.metadata.name = Some(VMS.to_owned());
     let _exists = namespaces.create(&PostParams::default(), &vms).await;
+}
+
+/// As it was after the installation, with this for `permittedHostDevices`.
+pub async fn fresh(client: &Client, permitted: &Value) {
+    namespace(client).await;
     delete_all(client).await;
     let annotations = json!({
         crds::labels::PERMITTED_HOST_DEVICES: null, crds::labels::PERMITTED_WAS_UNSET: null,
