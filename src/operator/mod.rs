@@ -125,6 +125,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,
+        runtimes: policy::Runtimes::default(),
         node_policy: policy_tx,
     });
     wake.policy.notify_one();
