@@ -7,7 +7,7 @@
 //! | [`host`] | reading a host below a root directory: the only door for reads |
 //! | [`facts`], [`function`], [`inventory`] | what the kernel says of the host, its PCI functions and its GPUs |
 //! | [`iommu`], [`driver`], [`bar`], [`console`] | groups and ports, VFIO drivers, memory, screens |
-//! | [`pcie`], [`vgpu`] | link, errors and presence on the bus; what makes vGPUs |
+//! | [`pcie`], [`vgpu`], [`mod@egm`] | link, errors and presence on the bus; what makes vGPUs; memory that GPUs share |
 //! | [`mod@holders`], [`holder`] | who has a GPU open, and what makes it let go |
 //! | [`journal`] | what was changed since boot, so that it can be undone |
 //! | [`mod@plan`], [`refusal`] | pure: the steps to a binding, or why not |
@@ -25,6 +25,7 @@ pub mod bar;
 pub mod console;
 pub mod described;
 pub mod driver;
+pub mod egm;
 pub mod execute;
 pub mod facts;
 pub mod function;
@@ -52,6 +53,7 @@ mod tests;
 
 pub use address::PciAddress;
 pub use described::{Description, DescriptionError};
+pub use egm::egm;
 pub use execute::{ExecuteError, execute};
 pub use holder::{Holder, HolderKind};
 pub use holders::holders;
