@@ -15,6 +15,7 @@ use crate::inventory::{Function, Gpu, Ids, Inventory};
 use crate::journal::{Journal, Origin};
 use crate::pcie::Presence;
 pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
+use crate::verify::deviations;
 
 /// Who shall drive a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -123,6 +124,8 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
     let unit = unit(world.inventory, &described);
     refuse_hanging(world, gpu, &unit)?;
     let steps = match binding {
+        // Also where the way there would be refused: what a VM can use is not in need of it.
+        Binding::Vfio if deviations(world.inventory, gpu, binding).is_empty() => Vec::new(),
         Binding::Vfio => {
             refuse_unusable_group(world, &described)?;
             bind(world, &unit)

@@ -24,6 +24,8 @@ pub enum Deviation {
         "{name} is in IOMMU group {group} of gpu {gpu}, on a driver of the host or not readable: no VM can open the group"
     )]
     GroupNotViable { gpu: PciAddress, group: u32, name: String },
+    #[error("firmware uses memory through a device of IOMMU group {group} of gpu {gpu}: the kernel gives it to no VM")]
+    FirmwareMemory { gpu: PciAddress, group: u32 },
     #[error("gpu {gpu}: neither /dev/vfio/{group} nor a node in /dev/vfio/devices is there")]
     NoNode { gpu: PciAddress, group: u32 },
 }
@@ -52,6 +54,9 @@ pub fn deviations(inventory: &Inventory, gpu: PciAddress, binding: Binding) -> V
             let foreign = foreign.map(|function| function.address.to_string());
             let unknown = inventory.unknown_members(group).into_iter().map(str::to_owned);
             found.extend(foreign.chain(unknown).map(|name| Deviation::GroupNotViable { gpu, group, name }));
+            if inventory.firmware_memory.contains_key(&group) {
+                found.push(Deviation::FirmwareMemory { gpu, group });
+            }
             let device_node = described.primary.vfio_dev.as_ref();
             let openable = inventory.facts.vfio_groups.contains(&group)
                 || device_node.is_some_and(|name| inventory.facts.vfio_devices.contains(name));
