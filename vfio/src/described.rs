@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::address::PciAddress;
 use crate::driver;
+use crate::egm::EGM;
 use crate::inventory::{PCI_DEVICES, device_path};
 use crate::iommu::GROUPS;
 use crate::tree::Tree;
@@ -44,6 +45,8 @@ pub struct Description {
     unsafe_interrupts: Option<bool>,
     #[serde(default)]
     firmware_memory: BTreeMap<u32, Vec<String>>,
+    #[serde(default)]
+    egm: BTreeMap<String, Vec<PciAddress>>,
     #[serde(default)]
     mdevs: BTreeMap<String, DescribedMdev>,
     screen: Option<Screen>,
@@ -201,6 +204,10 @@ impl Description {
         if let Some(allowed) = self.unsafe_interrupts {
             let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
             tree.file(parameter, if allowed { "Y\n" } else { "N\n" });
+        }
+        for (name, gpus) in &self.egm {
+            let gpus: Vec<_> = gpus.iter().map(|gpu| format!("{gpu}\n")).collect();
+            tree.file(Path::new(EGM).join(name).join("gpu_devices"), gpus.concat());
         }
         if self.iommufd {
             tree.file("/dev/iommu", "char 10:124");
