@@ -45,6 +45,27 @@ fn to_vfio_and_back_restores_every_driver() {
 }
 
 #[test]
+fn a_release_goes_to_the_driver_that_had_it_and_not_to_the_one_that_comes_first() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 6.1.0
+os: debian 12
+drivers: [nouveau, vfio-pci]
+functions:
+  "0000:01:00.0": { ids: "10de:1eb8", class: "030200", driver: nvidia, native: nouveau, group: 1 }
+  "0000:02:00.0": { ids: "10de:1eb8", class: "030200", native: nouveau, group: 2 }
+"#,
+    );
+    let mut journal = Journal::in_memory();
+    let before = drivers(&machine);
+    for gpu in ["0000:01:00.0", "0000:02:00.0"] {
+        bring(&machine, &mut journal, gpu, Binding::Vfio);
+        bring(&machine, &mut journal, gpu, Binding::Host);
+    }
+    assert_eq!(drivers(&machine), before, "and one that nobody had is left to nobody");
+}
+
+#[test]
 fn only_the_group_of_the_gpu_is_touched() {
     let machine = Machine::described("six-rtx-3090");
     let mut journal = Journal::in_memory();
