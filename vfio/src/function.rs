@@ -43,7 +43,8 @@ pub struct Function {
     pub numa_node: Option<u16>,
     /// The physical function that this virtual function belongs to.
     pub physfn: Option<PciAddress>,
-    /// Virtual functions that exist now. Counted from the `virtfnN` links: `sriov_numvfs` takes the device's lock.
+    /// Virtual functions that exist now. Counted from the `virtfnN` links: `sriov_numvfs` takes the device's lock. Only
+    /// NVIDIA's functions are asked.
     pub numvfs: u16,
     /// Whether firmware used it for the console.
     pub boot_vga: bool,
@@ -73,6 +74,9 @@ pub struct Function {
     pub vgpu: Option<VgpuParent>,
     /// Of a port: whether it keeps apart what is behind it. Only ports above a GPU that shares its group are asked.
     pub acs: Option<Acs>,
+    /// Whether its driver, its lock or the device itself did not answer in time. Nothing that only GPUs or functions of
+    /// NVIDIA are asked is known then, and a write would not come back either.
+    pub late: bool,
 }
 
 impl Function {

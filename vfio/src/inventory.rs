@@ -13,7 +13,7 @@ pub use crate::facts::HostFacts;
 pub use crate::function::{Function, Gpu, Ids, NVIDIA};
 use crate::host::Host;
 use crate::iommu::{self, Region};
-use crate::reader::Reader;
+use crate::reader::{self, About};
 use crate::vgpu::{self, Mdev};
 
 pub(crate) const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -43,6 +43,11 @@ pub enum ObserveError {
     Function { address: PciAddress, attribute: &'static str, reason: String },
     #[error("pci function {address}: {attribute}: {reason}; it is taken as unset")]
     Attribute { address: PciAddress, attribute: &'static str, reason: String },
+    #[error(
+        "pci function {address}: {reason}: its lock is held, or its driver waits for it; it is left as it is, the others are \
+         served"
+    )]
+    Late { address: PciAddress, reason: String },
     #[error("`{name}` in {PCI_DEVICES} is not a PCI address; it is left out")]
     Name { name: String },
     #[error("{path}: {reason}", path = path.display())]
@@ -62,19 +67,17 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
     let groups = note(&mut errors, iommu::GROUPS, iommu::groups(host)).unwrap_or_default();
     let mdevs = note(&mut errors, vgpu::MDEVS, vgpu::mdevs(host)).unwrap_or_default();
     let mdev_parents = vgpu::mdev_parents(host);
-    let mut functions = BTreeMap::new();
+    let mut abouts = Vec::new();
     for name in note(&mut errors, PCI_DEVICES, host.list(Path::new(PCI_DEVICES))).unwrap_or_default() {
-        let Some(address) = name.to_str().and_then(|name| name.parse().ok()) else {
-            errors.push(ObserveError::Name { name: name.to_string_lossy().into_owned() });
-            continue;
-        };
-        let (locked, mdev_parent) = (locked.contains(&address), mdev_parents.contains(&address));
-        let reader = Reader { host, address, locked, mdev_parent };
-        match reader.function(&mut errors) {
-            Ok(function) => drop(functions.insert(address, function)),
-            Err(error) => errors.push(error),
+        match name.to_str().and_then(|name| name.parse().ok()) {
+            Some(address) => {
+                let (locked, mdev_parent) = (locked.contains(&address), mdev_parents.contains(&address));
+                abouts.push(About { address, locked, mdev_parent });
+            }
+            None => errors.push(ObserveError::Name { name: name.to_string_lossy().into_owned() }),
         }
     }
+    let functions = reader::functions(host, &abouts, &mut errors);
     let facts = HostFacts { iommu: !groups.is_empty(), ..facts };
     let mut inventory = Inventory { facts, functions, groups, firmware_memory: BTreeMap::new(), mdevs, errors };
     look_closer(host, &mut inventory);
@@ -84,9 +87,11 @@ pub fn observe_except(host: &impl Host, locked: &BTreeSet<PciAddress>) -> Invent
 /// What is asked only where a GPU needs the answer: the kernel has more groups and ports than anybody wants to know of.
 fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let groups: BTreeSet<u32> = inventory.gpus().iter().filter_map(|gpu| gpu.group).collect();
-    for group in groups {
-        let regions =
-            note(&mut inventory.errors, iommu::GROUPS, iommu::firmware_memory(host, group)).unwrap_or_default();
+    let paths: Vec<_> = groups.iter().map(|group| iommu::reserved_regions(*group)).collect();
+    let subjects = paths.iter().map(|path| (path.clone(), path.clone())).collect();
+    let answers = host.each(subjects, |host, path| iommu::firmware_memory(host, path));
+    for ((group, path), answer) in groups.into_iter().zip(paths).zip(answers) {
+        let regions = note(&mut inventory.errors, &path, answer.flatten()).unwrap_or_default();
         if !regions.is_empty() {
             inventory.firmware_memory.insert(group, regions);
         }
@@ -94,15 +99,18 @@ fn look_closer(host: &impl Host, inventory: &mut Inventory) {
     let crowded =
         inventory.gpus().into_iter().filter(|gpu| !gpu.foreign.is_empty() || !gpu.shares_group_with.is_empty());
     let ports: BTreeSet<_> = crowded.flat_map(|gpu| inventory.path(gpu.primary.address)).collect();
-    for port in ports {
+    let configs = ports.iter().map(|port| device_path(*port).join("config")).map(|path| (path.clone(), path)).collect();
+    let answers = host.each(configs, |host, path| host.read(path));
+    for (port, answer) in ports.into_iter().zip(answers) {
         if let Some(function) = inventory.functions.get_mut(&port) {
-            function.acs = host.read(&device_path(port).join("config")).ok().and_then(|config| iommu::acs(&config));
+            function.acs = answer.flatten().ok().and_then(|config| iommu::acs(&config));
         }
     }
 }
 
-pub(crate) fn note<T>(errors: &mut Vec<ObserveError>, path: &str, result: io::Result<T>) -> Option<T> {
-    result.map_err(|error| errors.push(ObserveError::Host { path: path.into(), reason: error.to_string() })).ok()
+pub(crate) fn note<T>(errors: &mut Vec<ObserveError>, path: impl AsRef<Path>, result: io::Result<T>) -> Option<T> {
+    let path = path.as_ref().to_owned();
+    result.map_err(|error| errors.push(ObserveError::Host { path, reason: error.to_string() })).ok()
 }
 
 /// Where the kernel describes a PCI function.

@@ -36,6 +36,7 @@ pub mod inventory;
 pub mod iommu;
 pub mod journal;
 pub mod kernel;
+mod late;
 pub mod module;
 pub mod pcie;
 pub mod plan;

@@ -1,18 +1,74 @@
 //! Reading one PCI function.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
 use crate::address::PciAddress;
 use crate::bar;
+use crate::driver;
 use crate::function::{Function, NVIDIA};
 use crate::host::{self, Host};
 use crate::inventory::{ObserveError, device_path};
 use crate::pcie::{self, Aer, Link, Presence};
 use crate::vgpu::{self, VgpuParent};
 
-pub(crate) struct Reader<'a, H> {
-    pub host: &'a H,
+/// Reads functions in two rounds, each with the host's deadline: one whose driver or device does not answer is known all the
+/// same by what the kernel knows by heart.
+pub(crate) fn functions(
+    host: &impl Host,
+    abouts: &[About],
+    errors: &mut Vec<ObserveError>,
+) -> BTreeMap<PciAddress, Function> {
+    let mut functions = BTreeMap::new();
+    let subjects = abouts.iter().map(|about| (device_path(about.address), *about)).collect();
+    let by_heart = host.each(subjects, |host, about| {
+        let mut errors = Vec::new();
+        let function = Reader { host, about: *about }.identity(&mut errors);
+        (function, errors)
+    });
+    let mut silent = Vec::new();
+    for (about, answer) in abouts.iter().zip(by_heart) {
+        match answer {
+            Ok((Ok(function), found)) => {
+                errors.extend(found);
+                if function.vendor == NVIDIA || about.mdev_parent {
+                    // Another subject: what is known by heart is read again while this does not come back.
+                    silent.push((device_path(about.address).join("config"), (*about, function.clone())));
+                }
+                functions.insert(about.address, function);
+            }
+            Ok((Err(error), found)) => errors.extend(found.into_iter().chain([error])),
+            Err(error) => {
+                let (address, reason) = (about.address, error.to_string());
+                errors.push(ObserveError::Function { address, attribute: "directory", reason });
+            }
+        }
+    }
+    let addresses: Vec<_> = silent.iter().map(|(_, (about, _))| about.address).collect();
+    let asked = host.each(silent, |host, (about, function)| {
+        let (mut function, mut errors) = (function.clone(), Vec::new());
+        Reader { host, about: *about }.ask(&mut function, &mut errors);
+        (function, errors)
+    });
+    for (address, answer) in addresses.into_iter().zip(asked) {
+        match answer {
+            Ok((function, found)) => {
+                errors.extend(found);
+                functions.insert(address, function);
+            }
+            Err(error) => {
+                errors.push(ObserveError::Late { address, reason: error.to_string() });
+                functions.entry(address).and_modify(|function| function.late = true);
+            }
+        }
+    }
+    functions
+}
+
+/// Which function, and what is known of it before it is read.
+#[derive(Clone, Copy)]
+pub(crate) struct About {
     pub address: PciAddress,
     /// Whether a write to it hangs: what takes the device's lock is not read.
     pub locked: bool,
@@ -20,13 +76,12 @@ pub(crate) struct Reader<'a, H> {
     pub mdev_parent: bool,
 }
 
-impl<H: Host> Reader<'_, H> {
-    pub fn function(&self, errors: &mut Vec<ObserveError>) -> Result<Function, ObserveError> {
-        let mut function = self.identity(errors)?;
-        self.ask(&mut function, errors);
-        Ok(function)
-    }
+struct Reader<'a, H> {
+    host: &'a H,
+    about: About,
+}
 
+impl<H: Host> Reader<'_, H> {
     /// What the kernel knows by heart.
     fn identity(&self, errors: &mut Vec<ObserveError>) -> Result<Function, ObserveError> {
         let vendor = self.id("vendor")?;
@@ -42,27 +97,24 @@ impl<H: Host> Reader<'_, H> {
             Some(name) => Some(self.required("physfn", name.parse().map_err(invalid))?),
             None => None,
         };
-        let entries = self.required("directory", self.host.list(&device_path(self.address)))?;
-        let numvfs = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
+        let class = self.hex("class")?;
+        let numvfs = if physfn.is_none() && vendor == NVIDIA { self.numvfs()? } else { 0 };
+        let vfio_dev = driver.as_deref().filter(|name| driver::is_vfio(name)).and_then(|_| self.vfio_dev());
         Ok(Function {
-            address: self.address,
+            address: self.about.address,
             vendor,
             device: self.id("device")?,
             subsystem_vendor: self.id("subsystem_vendor")?,
             subsystem_device: self.id("subsystem_device")?,
-            class: self.hex("class")?,
+            class,
             driver,
             driver_override: None,
             iommu_group,
             numa_node: self.soft(errors, "numa_node").and_then(|text| text.parse().ok()),
             physfn,
-            numvfs: u16::try_from(numvfs).unwrap_or(u16::MAX),
-            boot_vga: self.soft(errors, "boot_vga").is_some_and(|text| text == "1"),
-            vfio_dev: self
-                .host
-                .list(&self.path("vfio-dev"))
-                .ok()
-                .and_then(|names| names.first()?.to_str().map(str::to_owned)),
+            numvfs,
+            boot_vga: class >> 16 == 0x03 && self.soft(errors, "boot_vga").is_some_and(|text| text == "1"),
+            vfio_dev,
             modalias: self.soft(errors, "modalias"),
             upstream: self.upstream(),
             bars: Vec::new(),
@@ -75,12 +127,23 @@ impl<H: Host> Reader<'_, H> {
             presence: None,
             vgpu: None,
             acs: None,
+            late: false,
         })
+    }
+
+    fn numvfs(&self) -> Result<u16, ObserveError> {
+        let entries = self.required("directory", self.host.list(&device_path(self.about.address)))?;
+        let count = entries.iter().filter(|name| name.as_encoded_bytes().starts_with(b"virtfn")).count();
+        Ok(u16::try_from(count).unwrap_or(u16::MAX))
+    }
+
+    fn vfio_dev(&self) -> Option<String> {
+        self.host.list(&self.path("vfio-dev")).ok()?.first()?.to_str().map(str::to_owned)
     }
 
     /// What it asks the driver or the device for.
     fn ask(&self, function: &mut Function, errors: &mut Vec<ObserveError>) {
-        if function.vendor == NVIDIA && !self.locked {
+        if function.vendor == NVIDIA && !self.about.locked {
             function.driver_override = self.driver_override(errors);
         }
         if function.is_primary() {
@@ -100,11 +163,11 @@ impl<H: Host> Reader<'_, H> {
     }
 
     fn path(&self, attribute: &str) -> PathBuf {
-        device_path(self.address).join(attribute)
+        device_path(self.about.address).join(attribute)
     }
 
     fn required<T>(&self, attribute: &'static str, result: io::Result<T>) -> Result<T, ObserveError> {
-        let address = self.address;
+        let address = self.about.address;
         result.map_err(|error| ObserveError::Function { address, attribute, reason: error.to_string() })
     }
 
@@ -113,7 +176,11 @@ impl<H: Host> Reader<'_, H> {
         match host::optional(host::text(self.host, &self.path(attribute))) {
             Ok(value) => value,
             Err(error) => {
-                errors.push(ObserveError::Attribute { address: self.address, attribute, reason: error.to_string() });
+                errors.push(ObserveError::Attribute {
+                    address: self.about.address,
+                    attribute,
+                    reason: error.to_string(),
+                });
                 None
             }
         }
@@ -137,7 +204,7 @@ impl<H: Host> Reader<'_, H> {
 
     /// `…/pci0000:00/0000:00:01.0/0000:01:00.0`: the parent in the device tree.
     fn upstream(&self) -> Option<PciAddress> {
-        let target = self.host.link(&device_path(self.address)).ok()?;
+        let target = self.host.link(&device_path(self.about.address)).ok()?;
         target.parent()?.file_name()?.to_str()?.parse().ok()
     }
 
@@ -174,8 +241,8 @@ impl<H: Host> Reader<'_, H> {
     }
 
     fn vgpu(&self, function: &Function, errors: &mut Vec<ObserveError>) -> Option<VgpuParent> {
-        let device = device_path(self.address);
-        let (attribute, found) = if self.mdev_parent {
+        let device = device_path(self.about.address);
+        let (attribute, found) = if self.about.mdev_parent {
             ("mdev_supported_types", vgpu::mdev(self.host, &device))
         } else if function.vendor == NVIDIA && function.is_vf() {
             ("nvidia/current_vgpu_type", vgpu::vendor_vfio(self.host, &device))
@@ -183,7 +250,7 @@ impl<H: Host> Reader<'_, H> {
             return None;
         };
         found.unwrap_or_else(|error| {
-            errors.push(ObserveError::Attribute { address: self.address, attribute, reason: error.to_string() });
+            errors.push(ObserveError::Attribute { address: self.about.address, attribute, reason: error.to_string() });
             None
         })
     }
