@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::{Backoff, Config, Device, DevicePlugins, Health, Offer, PluginState, Recheck, ResourceName, States};
-use fake_kubelet::{FakeKubelet, Seen};
+use fake_kubelet::{FakeKubelet, Held, Seen};
 
 /// How long anything that should happen may take; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(20);
