@@ -5,6 +5,8 @@
 //! | [`operator`] | the API server; never a host |
 //! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
 //! | [`host_command`] | a host or a described one through `vfio`, reading only |
+//! | [`validator`] | what a container of the stack sees, and the host through `vfio`, reading only; its own Node |
+//! | [`nvml`], [`cuda`] | NVIDIA's libraries, in a child process |
 //! | [`cluster`] | kube: apply, events, lease |
 //! | [`cli`] | arguments and environment; nothing else reads them |
 //!
@@ -13,11 +15,14 @@
 pub mod agent;
 pub mod cli;
 pub mod cluster;
+pub mod cuda;
 pub mod host_command;
+pub mod nvml;
 pub mod operator;
 pub mod prepare_driver;
 pub mod shutdown;
 pub mod telemetry;
+pub mod validator;
 
 /// An error and all its causes, in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
