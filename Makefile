@@ -5,9 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test bench nightly demo demo-down install generate
-
-.PHONY: help deps tools build image check test soak demo demo-down install generate
+.PHONY: help deps tools build image check test bench nightly soak demo demo-down install generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
