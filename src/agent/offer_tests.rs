@@ -118,6 +118,10 @@ fn a_gpu_that_is_lost_stays_in_the_capacity_until_it_is_back_or_not_asked_for() 
         let cold = offered(&wish, &observation);
         assert_eq!(cold.values().flatten().count(), 7, "what was not offered before is not counted");
     }
+    let machine = Machine::described("eight-t4");
+    machine.write("/sys/bus/pci/devices/0000:18:00.0/vendor", "rubbish\n");
+    let unread = Observation { inventory: observe(&machine), ..Observation::default() };
+    assert_eq!(offer(&wish, &unread, &before).ailments[&gpu][0].reason(), "Silent");
     let back = offer(&wish, &observation, &before);
     assert_eq!(healthy(&back.offer), 8);
     wish.spec.mode = Some(WorkloadMode::Container);
