@@ -176,6 +176,8 @@ struct Memory {
     counted: Option<(Aer, Aer)>,
     /// When the last fatal error was seen, and how many there had been.
     fatal: Option<(Instant, u64)>,
+    /// Whether it could not be read at the last look.
+    silent: bool,
     /// Looks at it while it was in use and below its speed; `None` once it was seen at full speed.
     slow: Option<u32>,
 }
@@ -188,6 +190,9 @@ impl Watch {
             let address = gpu.primary.address;
             let mut found = at_sight(inventory, &gpu);
             found.extend(self.since(&gpu, in_use(address), now));
+            if self.is_at_work(&gpu, in_use(address)) {
+                found.retain(|ailment| *ailment != Ailment::Silent { gpu: address });
+            }
             if !found.is_empty() {
                 ailments.insert(address, found);
             }
@@ -196,9 +201,17 @@ impl Watch {
         ailments
     }
 
+    /// A VM that starts has its GPU reset, which holds the lock for a while: silence counts from the second look on.
+    fn is_at_work(&mut self, gpu: &Gpu<'_>, in_use: bool) -> bool {
+        let late = gpu.primary.late;
+        let silent =
+            self.0.get_mut(&gpu.primary.address).is_some_and(|memory| std::mem::replace(&mut memory.silent, late));
+        late && in_use && !silent
+    }
+
     fn since(&mut self, gpu: &Gpu<'_>, in_use: bool, now: Instant) -> Vec<Ailment> {
         let (primary, gpu) = (gpu.primary, gpu.primary.address);
-        let new = || Memory { ids: primary.ids(), counted: None, fatal: None, slow: Some(0) };
+        let new = || Memory { ids: primary.ids(), counted: None, fatal: None, silent: false, slow: Some(0) };
         let memory = self.0.entry(gpu).or_insert_with(new);
         if memory.ids != primary.ids() {
             *memory = new();

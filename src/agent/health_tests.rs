@@ -116,6 +116,17 @@ fn a_gpu_that_cannot_be_read_is_unhealthy_and_nothing_else_is_said_of_it() {
 }
 
 #[test]
+fn a_gpu_that_a_vm_starts_with_may_be_silent_for_one_look() {
+    let mut inventory = observe(&machine(""));
+    inventory.functions.get_mut(&gpu()).unwrap().late = true;
+    for (in_use, expected) in [(true, [false, true, true]), (false, [true, true, true])] {
+        let mut watch = Watch::default();
+        let silent = expected.map(|_| !watch.examine(&inventory, |_| in_use, Instant::now()).is_empty());
+        assert_eq!(silent, expected);
+    }
+}
+
+#[test]
 fn a_lost_transaction_is_told_and_a_fatal_error_withdraws_for_a_while() {
     let mut looks = Looks::new();
     looks.at(0, ", aer: [0, 0, 0]", false);

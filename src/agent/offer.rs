@@ -55,7 +55,7 @@ pub fn offer(wish: &Wish, observation: &Observation, before: &Offer) -> Offered 
                 offered.offer.entry(name).or_default().push(device(observation, &gpu, withheld.as_deref()));
                 offered.withheld.extend(withheld.map(|why| (address, why)));
             }
-            Err(error) => tracing::warn!(gpu = %address, %error, "GPU is not offered"),
+            Err(error) => drop(offered.withheld.insert(address, error.to_string())),
         }
     }
     let lost = before.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));

@@ -79,10 +79,12 @@ fn a_renamed_gpu_is_not_given_out_twice() {
 }
 
 #[test]
-fn a_reserved_alias_is_no_offer() {
-    let (mut wish, observation, _) = world();
+fn a_reserved_alias_is_no_offer_and_says_so() {
+    let (mut wish, observation, gpu) = world();
     wish.spec.aliases = vec![ResourceAlias { selector: "10de:1eb8".to_owned(), name: "nvidia.com/gpu".to_owned() }];
-    assert!(offered(&wish, &observation).is_empty());
+    let offered = offer(&wish, &observation, &Offer::new());
+    assert!(offered.offer.is_empty());
+    assert!(offered.withheld[&gpu].contains("nvidia.com/gpu"), "{:?}", offered.withheld);
 }
 
 #[test]
