@@ -8,7 +8,9 @@ use clap::{Args, Parser, Subcommand};
 mod chain;
 
 use crate::{
-    agent, cuda,
+    agent,
+    cluster_command::{Target, explain},
+    cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
     operator::{self, policy::Installation, uninstall},
@@ -45,6 +47,9 @@ enum Command {
     ///
     /// Exits with 2 where a GPU cannot go to that mode now.
     Plan(PlanArgs),
+    /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
+    #[command(subcommand)]
+    Explain(Explain),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -118,7 +123,7 @@ struct HostArgs {
 #[derive(Debug, Args)]
 struct SubjectArgs {
     /// Where the host's `/` is mounted.
-    #[arg(long, default_value = "/")]
+    #[arg(long, visible_alias = "root", default_value = "/")]
     host_root: PathBuf,
     /// A machine described in a file instead, `-` for standard input; the format is in vfio/README.md.
     #[arg(long, value_name = "FILE", conflicts_with = "host_root")]
@@ -148,6 +153,26 @@ struct PlanArgs {
     device: Vec<vfio::PciAddress>,
     #[arg(short, long, value_enum, default_value = "text")]
     output: plan::Output,
+}
+
+#[derive(Debug, Subcommand)]
+enum Explain {
+    /// A virtual machine instance that asks for GPUs. Exits with 2 where a GPU keeps it from running.
+    Vmi(ExplainVmiArgs),
+}
+
+#[derive(Debug, Args)]
+struct ExplainVmiArgs {
+    /// As in `vms/training-1`, or a name in the namespace of your context.
+    #[arg(value_name = "NAMESPACE/NAME")]
+    vmi: String,
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: explain::Output,
 }
 
 #[derive(Debug, Args)]
@@ -211,6 +236,11 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
                 false => plan::run(&subject, args.mode, &args.device, args.output)?,
             };
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
+        Command::Explain(Explain::Vmi(args)) => {
+            let target = Target { context: args.context, namespace: args.namespace };
+            let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
+            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;

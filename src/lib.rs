@@ -5,6 +5,7 @@
 //! | [`operator`] | the API server; never a host |
 //! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
 //! | [`host_command`] | a host or a described one through `vfio`, reading only |
+//! | [`cluster_command`] | the API server, reading only, with the rights of whoever runs it |
 //! | [`validator`] | what a container of the stack sees, and the host through `vfio`, reading only; its own Node |
 //! | [`nvml`], [`cuda`] | NVIDIA's libraries, in a child process |
 //! | [`cluster`] | kube: apply, events, lease |
@@ -15,6 +16,7 @@
 pub mod agent;
 pub mod cli;
 pub mod cluster;
+pub mod cluster_command;
 pub mod cuda;
 pub mod host_command;
 pub mod nvml;
@@ -22,6 +24,7 @@ pub mod operator;
 pub mod prepare_driver;
 pub mod shutdown;
 pub mod telemetry;
+pub mod terminal;
 pub mod validator;
 
 /// An error and all its causes, in one line.

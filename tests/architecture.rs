@@ -23,6 +23,11 @@ const WALLS: &[(&str, &[&str], &str)] = &[
         "the device plugin speaks with the kubelet only; the agent translates for it",
     ),
     (
+        "src/cluster_command",
+        &["vfio::", "crate::agent", "tonic", "Patch::", ".create(", ".delete("],
+        "a person's questions are asked of the API server, and change nothing",
+    ),
+    (
         "src/validator",
         &["crate::operator", "crate::agent", "vfio::testing"],
         "an init container sees its node and writes its verdict, and decides nothing for others",

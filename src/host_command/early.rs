@@ -12,6 +12,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use vfio::{Binding, Function, Holder, Inventory, Journal, PciAddress, Refusal, World, driver::VfioDriver, plan};
 
+use crate::terminal::{BAD, FAINT, STRONG, WARN, paint, print};
+
 use super::{
     Error, Subject, View, json,
     plan::{Output, asked},
@@ -216,33 +218,39 @@ pub fn text(report: &EarlyReport) -> String {
         let _ = writeln!(text, "  {} -> {vfio_driver}", function.text());
     }
     for RefusedGpu { refusal, .. } in &report.refused {
-        let _ = writeln!(text, "  refused ({}): {}", refusal.reason, refusal.message);
+        let _ = writeln!(text, "  {}: {}", paint(BAD, &format!("refused ({})", refusal.reason)), refusal.message);
     }
     for file in &report.files {
-        let _ = writeln!(text, "\n── {} (mode {:04o})\n{}", file.path, file.mode, file.contents.trim_end());
+        section(&mut text, &format!("{} (mode {:04o})", file.path, file.mode));
+        let _ = writeln!(text, "{}", file.contents.trim_end());
     }
     if !report.kernel_arguments.is_empty() {
-        let _ = writeln!(text, "\n── kernel arguments");
+        section(&mut text, "kernel arguments");
         for KernelArgument { argument, why } in &report.kernel_arguments {
-            let _ = writeln!(text, "{argument}\n    {why}");
+            let _ = writeln!(text, "{argument}\n    {}", paint(FAINT, why));
         }
     }
     if !report.commands.is_empty() {
-        let _ = writeln!(text, "\n── then\n{}", report.commands.join("\n"));
+        section(&mut text, "then");
+        let _ = writeln!(text, "{}", report.commands.join("\n"));
     }
     // No OpenShift runs on the others; whoever writes for another machine finds it in the JSON.
     let object = report.machine_config.as_ref().filter(|_| report.family != Family::InitramfsTools);
     if let Some(Ok(object)) = object.map(serde_saphyr::to_string) {
-        let _ = writeln!(text, "\n── or, on OpenShift, for a pool of machines that are all alike\n{object}");
+        section(&mut text, "or, on OpenShift, for a pool of machines that are all alike");
+        text.push_str(&object);
     }
     for remark in &report.remarks {
-        let _ = writeln!(text, "note: {remark}");
+        let _ = writeln!(text, "\n{} {remark}", paint(WARN, "note:"));
     }
     text
 }
 
+fn section(text: &mut String, title: &str) {
+    let _ = writeln!(text, "\n{}", paint(STRONG, &format!("── {title}")));
+}
+
 /// Returns whether every GPU that was asked for goes to VFIO.
-#[expect(clippy::print_stdout, reason = "this command's answer goes to standard output")]
 pub fn run(subject: &Subject, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, devices);
     let answer = match output {
@@ -250,6 +258,6 @@ pub fn run(subject: &Subject, devices: &[PciAddress], output: Output) -> Result<
         Output::Json => json(&report)?,
         Output::Yaml => yaml(&report)?,
     };
-    print!("{answer}");
+    print(&answer)?;
     Ok(report.refused.is_empty())
 }

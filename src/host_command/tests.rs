@@ -18,12 +18,23 @@ fn machines() -> [(&'static str, View); 2] {
     [("rtx-4000", fixture("rtx-4000")), ("two-a40-in-use", View::described(&used).unwrap())]
 }
 
+fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
+#[test]
+fn a_terminal_sees_colours() {
+    let report = inspect::report(&fixture("troubled"));
+    let text = inspect::text(&report, false);
+    assert_ne!(text, plain(&text));
+}
+
 #[test]
 fn inspect_prints_as_before() {
     for (name, view) in machines() {
         let report = inspect::report(&view);
-        insta::assert_snapshot!(format!("inspect-{name}"), inspect::text(&report, false));
-        insta::assert_snapshot!(format!("inspect-wide-{name}"), inspect::text(&report, true));
+        insta::assert_snapshot!(format!("inspect-{name}"), plain(&inspect::text(&report, false)));
+        insta::assert_snapshot!(format!("inspect-wide-{name}"), plain(&inspect::text(&report, true)));
         insta::assert_snapshot!(format!("inspect-json-{name}"), json(&report).unwrap());
     }
 }
@@ -33,7 +44,7 @@ fn plan_prints_as_before() {
     for (name, view) in machines() {
         for mode in [plan::Mode::VmPassthrough, plan::Mode::Container] {
             let report = plan::report(&view, mode, &[]);
-            insta::assert_snapshot!(format!("plan-{mode:?}-{name}"), plan::text(&report));
+            insta::assert_snapshot!(format!("plan-{mode:?}-{name}"), plain(&plan::text(&report)));
             insta::assert_snapshot!(format!("plan-json-{mode:?}-{name}"), json(&report).unwrap());
         }
     }
@@ -65,7 +76,7 @@ fn one_of_twins_alone_is_refused() {
 #[test]
 fn early_prints_as_before() {
     for name in ["eight-h200", "gb200", "gtx-860m", "rtx-4000", "troubled"] {
-        insta::assert_snapshot!(format!("early-{name}"), early::text(&early::report(&fixture(name), &[])));
+        insta::assert_snapshot!(format!("early-{name}"), plain(&early::text(&early::report(&fixture(name), &[]))));
     }
 }
 

@@ -40,6 +40,8 @@ pub enum NodeWork {
 pub struct Wake {
     pub nodes: mpsc::UnboundedSender<NodeWork>,
     pub policy: Arc<Notify>,
+    /// Whoever explains by what nodes have.
+    pub gpu_nodes: Arc<Notify>,
 }
 
 impl Wake {
@@ -88,6 +90,7 @@ impl World {
             follow(Api::<Guarded<GPUNode>>::all(client.clone()), everything.clone(), move |node| {
                 wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
                 wake.policy.notify_one();
+                wake.gpu_nodes.notify_one();
             })
         };
         let policy_wake = |wake: &Wake| {
