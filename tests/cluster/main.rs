@@ -15,5 +15,6 @@ mod leadership;
 mod modes;
 mod policy;
 mod schema;
+mod stack;
 mod teardown;
 mod uninstall;
