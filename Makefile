@@ -28,7 +28,7 @@ check: ## the quick ring: format, lints, unit tests; no cluster, no root
 test: ## all rings: the quick one, a real control plane with a real kubelet, and the lab node (root)
 	@tests/run.sh all
 
-soak: ## 200 restarts of a real kubelet: the devices are back after each (root, ten minutes)
+soak: ## 200 restarts of a real kubelet: the devices are back after each (root, five minutes)
 	@tests/soak.sh
 
 demo: ## the main job on a real control plane and a node with a real IOMMU; DOWN=1 ends it by itself, FLIPS=10 measures (root)

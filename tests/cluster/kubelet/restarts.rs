@@ -130,11 +130,14 @@ fn sixteen_gpus_beside_256_functions_are_registered_within_a_second_of_the_agent
 }
 
 const RESTARTS: u32 = 200;
-/// Of the whole; a kubelet's restart takes about two seconds.
-const BOUND: Duration = Duration::from_secs(30 * 60);
+/// A kubelet takes some seconds to start and to write its node's status; a registration that has to be tried again comes on
+/// top of that.
+const BACK_WITHIN: Duration = Duration::from_secs(15);
+/// Of the whole; a kubelet's restart takes about a second.
+const BOUND: Duration = Duration::from_secs(20 * 60);
 
 #[test]
-#[ignore = "ten minutes: make soak"]
+#[ignore = "five minutes: make soak"]
 fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
     turn(async |t| {
         let machine = real_node(t).await;
@@ -150,7 +153,9 @@ fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
             let started = Instant::now();
             machine.start_kubelet().expect("startable");
             allocatable(t, "8").await;
-            slowest = slowest.max(started.elapsed());
+            let back = started.elapsed();
+            assert!(back < BACK_WITHIN, "restart {restart}: back after {back:?}");
+            slowest = slowest.max(back);
             assert!(agent.lives(), "the agent is the same after restart {restart}");
         }
         println!("{RESTARTS} restarts in {:?}; slowest return {slowest:?}", began.elapsed());
