@@ -47,7 +47,7 @@ fn a_restart_of_the_agent_does_not_show_in_the_capacity_and_takes_two_seconds_at
             agent = start_agent(t, host.path()).await;
             agent.says(REGISTERED).await;
             let took = began.elapsed();
-            println!("agent away for {took:?} (told to end: {gently})");
+            eprintln!("agent away for {took:?} (told to end: {gently})");
             assert!(took < Duration::from_secs(2), "{took:?}");
             allocatable(t, "8").await;
         }
@@ -123,7 +123,7 @@ fn sixteen_gpus_beside_256_functions_are_registered_within_a_second_of_the_agent
         let began = Instant::now();
         second.says(REGISTERED).await;
         let took = began.elapsed();
-        println!("registered {took:?} after the start");
+        eprintln!("registered {took:?} after the start");
         assert!(took < Duration::from_secs(1), "{took:?}");
         allocatable(t, "16").await;
     });
@@ -158,7 +158,7 @@ fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
             slowest = slowest.max(back);
             assert!(agent.lives(), "the agent is the same after restart {restart}");
         }
-        println!("{RESTARTS} restarts in {:?}; slowest return {slowest:?}", began.elapsed());
+        eprintln!("{RESTARTS} restarts in {:?}; slowest return {slowest:?}", began.elapsed());
         assert_eq!(sockets(), 1, "one socket for one resource");
         assert!(!agent.log().contains("panicked"));
     });
