@@ -8,9 +8,13 @@ use crds::{
     v1alpha1::{GPUNode, GPUVirtConfig},
 };
 use futures::{StreamExt, future::BoxFuture};
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{ConfigMap, Node},
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{ConfigMap, Node, Service},
+        node::v1::RuntimeClass,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -36,6 +40,8 @@ pub enum NodeWork {
 pub struct Wake {
     pub nodes: mpsc::UnboundedSender<NodeWork>,
     pub policy: Arc<Notify>,
+    /// Whoever explains by what nodes have.
+    pub gpu_nodes: Arc<Notify>,
 }
 
 impl Wake {
@@ -57,8 +63,16 @@ pub struct World {
     pub configs: Store<Guarded<GPUVirtConfig>>,
     /// Operands of ours, in the operator's namespace.
     pub daemon_sets: Store<DaemonSet>,
+    /// All of the operator's namespace, ours and those that a policy names; their values are not kept.
     pub config_maps: Store<ConfigMap>,
+    pub services: Store<Service>,
+    /// All, since one of somebody else may have the name that we would use.
+    pub runtime_classes: Store<RuntimeClass>,
+    /// The Prometheus operator's type, if it is there.
+    pub service_monitor_crd: Store<PartialObjectMeta<CustomResourceDefinition>>,
 }
+
+const SERVICE_MONITOR_CRD: &str = "servicemonitors.monitoring.coreos.com";
 
 impl World {
     /// The caches, and the work that keeps them: to be run for as long as they are used.
@@ -76,6 +90,7 @@ impl World {
             follow(Api::<Guarded<GPUNode>>::all(client.clone()), everything.clone(), move |node| {
                 wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
                 wake.policy.notify_one();
+                wake.gpu_nodes.notify_one();
             })
         };
         let policy_wake = |wake: &Wake| {
@@ -96,9 +111,34 @@ impl World {
         };
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);
-            follow(Api::<ConfigMap>::namespaced(client.clone(), namespace), ours, move |_| touched())
+            let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+            follow_projected((), api, watcher::Config::default(), keys_only, move |_| touched())
         };
-        let world = Self { nodes, gpu_nodes, policies, configs, daemon_sets, config_maps };
+        let (services, follow_services) = {
+            let touched = policy_wake(wake);
+            follow(Api::<Service>::namespaced(client.clone(), namespace), ours, move |_| touched())
+        };
+        let (runtime_classes, follow_runtime_classes) = {
+            let touched = policy_wake(wake);
+            follow(Api::<RuntimeClass>::all(client.clone()), watcher::Config::default(), move |_| touched())
+        };
+        let (service_monitor_crd, follow_service_monitor_crd) = {
+            let touched = policy_wake(wake);
+            let config = watcher::Config::default().fields(&format!("metadata.name={SERVICE_MONITOR_CRD}"));
+            let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
+            follow(api, config, move |_| touched())
+        };
+        let world = Self {
+            nodes,
+            gpu_nodes,
+            policies,
+            configs,
+            daemon_sets,
+            config_maps,
+            services,
+            runtime_classes,
+            service_monitor_crd,
+        };
         let follow = vec![
             follow_nodes,
             follow_gpu_nodes,
@@ -106,6 +146,9 @@ impl World {
             follow_configs,
             follow_daemon_sets,
             follow_config_maps,
+            follow_services,
+            follow_runtime_classes,
+            follow_service_monitor_crd,
         ];
         (world, follow)
     }
@@ -117,7 +160,10 @@ impl World {
         self.policies.wait_until_ready().await?;
         self.configs.wait_until_ready().await?;
         self.daemon_sets.wait_until_ready().await?;
-        self.config_maps.wait_until_ready().await
+        self.config_maps.wait_until_ready().await?;
+        self.services.wait_until_ready().await?;
+        self.runtime_classes.wait_until_ready().await?;
+        self.service_monitor_crd.wait_until_ready().await
     }
 
     /// The newest order that any node has been given. A lease that was deleted counts from one again, and agents refuse
@@ -145,6 +191,11 @@ where
     follow_as(K::DynamicType::default(), api, config, touched)
 }
 
+fn keys_only(map: &mut ConfigMap) {
+    map.data.iter_mut().flat_map(|data| data.values_mut()).for_each(String::clear);
+    map.binary_data.iter_mut().flat_map(|data| data.values_mut()).for_each(|value| value.0.clear());
+}
+
 /// [`follow`], of a kind that is known at run time.
 pub fn follow_as<K>(
     kind: K::DynamicType,
@@ -156,12 +207,32 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Send + Sync,
 {
+    follow_projected(kind, api, config, |_| {}, touched)
+}
+
+/// [`follow_as`], keeping only what `project` leaves.
+fn follow_projected<K>(
+    kind: K::DynamicType,
+    api: Api<K>,
+    config: watcher::Config,
+    project: fn(&mut K),
+    touched: impl Fn(Option<&K>) + Send + 'static,
+) -> (Store<K>, BoxFuture<'static, ()>)
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Send + Sync,
+{
     let name = K::kind(&kind).into_owned();
     let mut writer = Writer::<K>::new(kind);
     let store = writer.as_reader();
     let work = async move {
-        let mut events =
-            watcher(api, config).modify(|object| object.managed_fields_mut().clear()).default_backoff().boxed();
+        let mut events = watcher(api, config)
+            .modify(move |object| {
+                object.managed_fields_mut().clear();
+                project(object);
+            })
+            .default_backoff()
+            .boxed();
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {

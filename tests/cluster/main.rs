@@ -7,6 +7,7 @@
 mod support;
 
 mod access;
+mod explain;
 mod kubelet;
 mod kubevirt;
 mod labels;
@@ -14,5 +15,6 @@ mod leadership;
 mod modes;
 mod policy;
 mod schema;
+mod stack;
 mod teardown;
 mod uninstall;

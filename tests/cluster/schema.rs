@@ -125,8 +125,7 @@ fn the_peers_default_policy_keeps_every_field_and_is_answered() {
         lacks_nothing(&given["spec"], &stored.data["spec"], "spec");
 
         let _operator = t.operator("op-1").await;
-        let named = ["toolkit", "devicePlugin", "dcgmExporter", "gfd", "migManager", "set enabled to false"];
-        let policy = policies::until(t, "cluster-policy", PolicyState::NotReady, "OperandNotSupported", &named).await;
+        let policy = policies::until(t, "cluster-policy", PolicyState::Ready, "NoGPUNodes", &[]).await;
         let images = policy.status.expect("a status").conditions;
         let images = images.iter().find(|c| c.type_ == "ImagesNotUsed").expect("a condition about images");
         assert!(images.status == "True" && images.message.contains("vfioManager"), "{images:?}");

@@ -16,7 +16,8 @@ use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
         coordination::v1::Lease,
-        core::v1::{ConfigMap, Node, Pod},
+        core::v1::{ConfigMap, Node, Pod, Service},
+        node::v1::RuntimeClass,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -146,6 +147,11 @@ impl Turn {
         let _ = self.ours::<DaemonSet>().delete_collection(&DeleteParams::background(), &ours).await;
         let _ = self.ours::<ConfigMap>().delete_collection(&DeleteParams::default(), &ours).await;
         remove(&self.ours::<DaemonSet>()).await;
+        let _ = self.all::<RuntimeClass>().delete_collection(&DeleteParams::default(), &ours).await;
+        let services: Api<Service> = self.ours();
+        for service in services.list_metadata(&ours).await.expect("services should be listable") {
+            let _ = services.delete(&service.name_any(), &DeleteParams::default()).await;
+        }
         let at_once = DeleteParams::default().grace_period(0);
         let pods: Api<Pod> = self.ours();
         join_all(list(&pods).await.iter().map(|pod| pods.delete(pod, &at_once))).await;

@@ -11,10 +11,13 @@ use crate::kernel::{Kernel, KernelError};
 use crate::plan::{Plan, Step};
 
 /// Where a plan came to a stop. What was done before stands; a new plan goes on from there, or back.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
+    /// The kernel did not do a step; where the write hangs, the journal has it.
     #[error("gpu {gpu}: could not {step}: {source}")]
     Kernel { gpu: PciAddress, step: Box<Step>, source: KernelError },
+    /// A step could not be noted, so it was not done.
     #[error("gpu {gpu}: could not {step}: {source}")]
     Journal { gpu: PciAddress, step: Box<Step>, source: JournalError },
 }

@@ -48,18 +48,24 @@ pub trait Kernel {
 }
 
 /// Why the host was not changed.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
+    /// The kernel's answer to a write, as `errno(3)`.
     #[error("{path}: {}", Errno::from_raw(*errno).desc(), path = path.display())]
     Refused { path: PathBuf, errno: i32 },
+    /// No answer within the deadline. `pid` and `start_time` (clock ticks since boot) tell the process that waits, for
+    /// [`Journal::pending`](crate::Journal::pending); `wait_channel` is the kernel function that it sleeps in.
     #[error(
         "{path}: the write has not come back after {} s: pid {pid} waits in {wait_channel}; the device is in use, and stays \
          as it is until its user lets go",
         after.as_secs_f32(), path = path.display()
     )]
     Hung { path: PathBuf, pid: i32, start_time: u64, wait_channel: String, after: Duration },
+    /// A module is not loaded; see [`ModuleError`].
     #[error("module {name}: {reason}")]
     Module { name: String, reason: String },
+    /// The child could not be started, or ended without an answer.
     #[error("{helper} {COMMAND}: {reason}", helper = helper.display())]
     Child { helper: PathBuf, reason: String },
 }

@@ -302,9 +302,26 @@ pub struct OperatorStatus {
     /// A sentence for a person.
     #[serde(default)]
     pub message: String,
+    /// Pods that the kubelet has given GPUs of this node to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pod"]))]
+    pub users: Vec<GPUUser>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+/// A pod that has GPUs, and whose it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GPUUser {
+    /// `namespace/name`.
+    pub pod: String,
+    /// `namespace/name` of the virtual machine instance that it is the launcher of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmi: Option<String>,
+    /// PCI addresses.
+    pub gpus: Vec<String>,
 }
 
 /// The order of a mode change.

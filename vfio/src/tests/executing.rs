@@ -193,6 +193,22 @@ fn a_write_that_hangs_is_remembered_with_its_process() {
 }
 
 #[test]
+fn while_one_unbind_hangs_the_other_gpus_are_served() {
+    let machine = Machine::described("v100");
+    let mut journal = Journal::in_memory();
+    let (stuck, other) = ("0000:8a:00.0", "0000:8b:00.0");
+    let plan = View::of(&machine).plan(&journal, stuck, Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    kernel.faults.insert("/sys/bus/pci/drivers/nvidia/unbind".into(), Fault::Hang);
+    execute(&plan, &mut kernel, &mut journal).unwrap_err();
+    bring(&machine, &mut journal, other, Binding::Vfio);
+    for binding in [Binding::Vfio, Binding::Host] {
+        let refusal = View::of(&machine).plan(&journal, stuck, binding).unwrap_err();
+        assert_eq!(refusal.reason(), "WriteHanging");
+    }
+}
+
+#[test]
 fn nothing_is_changed_before_it_is_in_the_journal() {
     let machine = Machine::described("rtx-4000");
     let mut journal = Journal::open(machine.path().join("run/gpuvirt/journal")).unwrap();

@@ -206,6 +206,42 @@ proptest! {
     }
 
     #[test]
+    fn what_is_so_already_needs_no_step(cards in cards(true)) {
+        let tree = Description::parse(&yaml(&cards)).unwrap().tree().unwrap();
+        let inventory = observe(&tree);
+        let (holders, journal) = (holders(&tree, &inventory), Journal::in_memory());
+        for binding in [Binding::Vfio, Binding::Host] {
+            // Also where others in the group are to go another way, and somebody uses it.
+            let wanted = BTreeMap::new();
+            let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+            for gpu in gpus(&inventory) {
+                if deviations(&inventory, gpu, binding).is_empty() {
+                    prop_assert_eq!(plan(&world, gpu, binding).unwrap().steps, []);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_of_one_group_never_go_apart(cards in cards(true), vfio in prop::collection::vec(any::<bool>(), 12)) {
+        let tree = Description::parse(&yaml(&cards)).unwrap().tree().unwrap();
+        let inventory = observe(&tree);
+        let (holders, journal) = (BTreeMap::new(), Journal::in_memory());
+        let binding = |vfio: bool| if vfio { Binding::Vfio } else { Binding::Host };
+        // Some GPUs are not asked for: they stay where they are.
+        let wanted: BTreeMap<_, _> = gpus(&inventory).into_iter().zip(vfio).skip(1).map(|(gpu, vfio)| (gpu, binding(vfio))).collect();
+        let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+        for (gpu, asked) in &wanted {
+            let Ok(plan) = plan(&world, *gpu, *asked) else { continue };
+            let moved: BTreeSet<_> = plan.steps.iter().filter_map(touched).collect();
+            for other in gpus(&inventory).into_iter().filter(|other| moved.contains(other)) {
+                let stays = binding(inventory.functions[&other].on_vfio());
+                prop_assert_eq!(wanted.get(&other).copied().unwrap_or(stays), *asked, "{} moves {}", gpu, other);
+            }
+        }
+    }
+
+    #[test]
     fn work_that_was_killed_at_any_call_goes_on_or_back(cards in cards(false), calls in 0usize..24, done: bool, back: bool) {
         let machine = Machine::from_yaml(&yaml(&cards));
         let before = drivers(&machine);

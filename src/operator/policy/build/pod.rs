@@ -7,15 +7,15 @@ use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
         core::v1::{
-            EnvVar, EnvVarSource, HostPathVolumeSource, ObjectFieldSelector, PodSpec, PodTemplateSpec, SecurityContext,
-            Volume, VolumeMount,
+            ConfigMapVolumeSource, EnvVar, EnvVarSource, HostPathVolumeSource, KeyToPath, LocalObjectReference,
+            ObjectFieldSelector, PodSpec, PodTemplateSpec, SELinuxOptions, SecurityContext, Volume, VolumeMount,
         },
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 
 use super::Installation;
-use crate::operator::policy::validate::{Rollout, Settings};
+use crate::operator::policy::validate::{Image, Rollout, Settings};
 
 /// A DaemonSet's own part; the rest is the same for all.
 pub(super) struct Operand<'a> {
@@ -24,16 +24,20 @@ pub(super) struct Operand<'a> {
     pub component: &'a str,
     pub node_selector: BTreeMap<String, String>,
     pub rollout: Rollout,
+    pub labels: &'a [(&'a str, &'a str)],
+    pub annotations: BTreeMap<String, String>,
     pub pod: PodSpec,
 }
 
 /// The user's labels and annotations go on pods, under ours: `app` and `app.kubernetes.io/part-of` cannot be replaced.
 pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation: &Installation) -> DaemonSet {
+    let mut own = own_labels(operand.name, operand.component, settings);
+    own.extend(owned(operand.labels));
     let selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
-    let own = own_labels(operand.name, operand.component, settings);
     let mut pod_labels = settings.common.labels.clone();
     pod_labels.extend(own.clone());
-    let annotations = &settings.common.annotations;
+    let mut annotations = operand.annotations;
+    annotations.extend(settings.common.annotations.clone());
     let common = &settings.common;
     let pod = PodSpec {
         node_selector: Some(operand.node_selector).filter(|selector| !selector.is_empty()),
@@ -55,7 +59,7 @@ pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(pod_labels),
-                    annotations: Some(annotations.clone()).filter(|a| !a.is_empty()),
+                    annotations: Some(annotations).filter(|a| !a.is_empty()),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod),
@@ -64,6 +68,22 @@ pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation
         }),
         status: None,
     }
+}
+
+/// Two of the peer's operands are selected by what they are part of, too.
+pub(super) fn part_of(set: &mut DaemonSet, what: &str) {
+    let put = |labels: &mut Option<BTreeMap<String, String>>| {
+        labels.get_or_insert_default().insert(labels::APP_PART_OF.to_owned(), what.to_owned());
+    };
+    put(&mut set.metadata.labels);
+    if let Some(spec) = set.spec.as_mut() {
+        put(&mut spec.selector.match_labels);
+        put(&mut spec.template.metadata.get_or_insert_default().labels);
+    }
+}
+
+fn owned(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
 }
 
 /// Labels that say whose an object is.
@@ -106,6 +126,27 @@ pub(super) fn env_from_field(name: &str, path: &str) -> EnvVar {
     }
 }
 
+/// What the user gives wins over what the operand sets, in its place.
+pub(super) fn override_env(own: &mut Vec<EnvVar>, given: &[EnvVar]) {
+    for entry in given {
+        match own.iter_mut().find(|known| known.name == entry.name) {
+            Some(known) => known.clone_from(entry),
+            None => own.push(entry.clone()),
+        }
+    }
+}
+
+/// Of all images of a pod, each secret once.
+pub(super) fn pull_secrets<'a>(images: impl IntoIterator<Item = &'a Image>) -> Option<Vec<LocalObjectReference>> {
+    let mut secrets: Vec<LocalObjectReference> = Vec::new();
+    for name in images.into_iter().flat_map(|image| &image.pull_secrets) {
+        if secrets.iter().all(|known| known.name != *name) {
+            secrets.push(LocalObjectReference { name: name.clone() });
+        }
+    }
+    Some(secrets).filter(|secrets| !secrets.is_empty())
+}
+
 /// `kind` as in `Directory`, `DirectoryOrCreate`; `None` takes what is there.
 pub(super) fn host_path(name: &str, path: &str, kind: Option<&str>) -> Volume {
     Volume {
@@ -121,6 +162,38 @@ pub(super) fn mount(volume: &str, path: &str, propagation: Option<&str>) -> Volu
         mount_path: path.to_owned(),
         mount_propagation: propagation.map(str::to_owned),
         ..VolumeMount::default()
+    }
+}
+
+pub(super) fn read_only(mount: VolumeMount) -> VolumeMount {
+    VolumeMount { read_only: Some(true), ..mount }
+}
+
+/// One file of a volume.
+pub(super) fn sub_path(mount: VolumeMount, file: &str) -> VolumeMount {
+    VolumeMount { sub_path: Some(file.to_owned()), ..mount }
+}
+
+/// `items`: key and file, all keys when empty.
+pub(super) fn config_map(volume: &str, name: &str, mode: Option<i32>, items: &[(&str, &str)]) -> Volume {
+    let items =
+        items.iter().map(|(key, path)| KeyToPath { key: (*key).to_owned(), path: (*path).to_owned(), mode: None });
+    Volume {
+        name: volume.to_owned(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: name.to_owned(),
+            default_mode: mode,
+            items: Some(items.collect::<Vec<_>>()).filter(|items| !items.is_empty()),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+pub(super) fn privileged_s0() -> SecurityContext {
+    SecurityContext {
+        se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
+        ..privileged()
     }
 }
 

@@ -1,16 +1,14 @@
 //! Golden operands, to be read as prose: `cargo insta review` after a change.
 
-use std::collections::BTreeSet;
-
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
     v1alpha1::{Discovery, GPUVirtConfigSpec},
 };
 
 use super::{Installation, Operands, build};
-use crate::operator::policy::validate::validate;
+use crate::operator::policy::validate::{Facts, validate};
 
-fn installation() -> Installation {
+pub(super) fn installation() -> Installation {
     Installation {
         namespace: "gpuvirt".to_owned(),
         image: "registry.example/gpuvirt:1".to_owned(),
@@ -21,7 +19,17 @@ fn installation() -> Installation {
 
 fn policy() -> ClusterPolicy {
     let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
-    policy.spec.driver.component.container.image = ImageSpec {
+    let spec = &mut policy.spec;
+    for component in [
+        &mut spec.toolkit.component,
+        &mut spec.device_plugin.component,
+        &mut spec.dcgm_exporter.component,
+        &mut spec.gfd,
+        &mut spec.mig_manager.component,
+    ] {
+        component.enabled = Some(false);
+    }
+    spec.driver.component.container.image = ImageSpec {
         repository: Some("nvcr.io/nvidia".to_owned()),
         image: Some("driver".to_owned()),
         version: Some("595.91.07".to_owned()),
@@ -31,8 +39,8 @@ fn policy() -> ClusterPolicy {
 }
 
 fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
-    let os: BTreeSet<String> = ["ubuntu24.04".to_owned()].into();
-    build(&validate(policy, config, &os).settings, &installation())
+    let facts = Facts { systems: ["ubuntu24.04".to_owned()].into(), ..Facts::default() };
+    build(&validate(policy, config, &facts).settings, &installation())
 }
 
 #[test]
