@@ -9,5 +9,6 @@ mod support;
 mod agent;
 mod modes;
 mod node;
+mod plain;
 mod pods;
 mod uninstall;
