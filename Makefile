@@ -5,7 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test demo demo-down install generate
+.PHONY: help deps tools build image check test bench nightly soak demo demo-down install generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -27,6 +27,15 @@ check: ## the quick ring: format, lints, unit tests; no cluster, no root
 
 test: ## all rings: the quick one, a real control plane with a real kubelet, and the lab node (root)
 	@tests/run.sh all
+
+bench: ## benchmarks of the host library and the device plugin against what they may take; FILTER=holders
+	@tests/bench.sh "$(FILTER)"
+
+nightly: ## what is too long for `make test`; STEP=topologies runs one step
+	@tests/nightly.sh $(STEP)
+
+soak: ## 200 restarts of a real kubelet: the devices are back after each (root, ten minutes)
+	@tests/soak.sh
 
 demo: ## the main job on a real control plane and a node with a real IOMMU; DOWN=1 ends it by itself, FLIPS=10 measures (root)
 	@tests/demo.sh

@@ -5,9 +5,14 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
+mod chain;
+
 use crate::{
     agent,
-    host_command::{Subject, inspect, plan},
+    cluster_command::{Target, explain},
+    cuda,
+    host_command::{Subject, early, inspect, plan},
+    nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
     telemetry::{LogFormat, init_logs},
@@ -42,6 +47,22 @@ enum Command {
     ///
     /// Exits with 2 where a GPU cannot go to that mode now.
     Plan(PlanArgs),
+    /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
+    #[command(subcommand)]
+    Explain(Explain),
+    /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
+    Validate {
+        #[command(subcommand)]
+        check: chain::Validate,
+    },
+    /// Waits until a check has passed on this node; for init containers.
+    Wait(chain::WaitArgs),
+    /// Asks NVML once; the parent has a deadline for it.
+    #[command(name = nvml::COMMAND, hide = true)]
+    Nvml(chain::NvmlArgs),
+    /// Computes on each GPU once; the parent has a deadline for it.
+    #[command(name = cuda::COMMAND, hide = true)]
+    CudaCompute(chain::CudaArgs),
     /// Prints the custom resource definitions, or writes them to a folder.
     Crds {
         #[arg(long)]
@@ -102,7 +123,7 @@ struct HostArgs {
 #[derive(Debug, Args)]
 struct SubjectArgs {
     /// Where the host's `/` is mounted.
-    #[arg(long, default_value = "/")]
+    #[arg(long, visible_alias = "root", default_value = "/")]
     host_root: PathBuf,
     /// A machine described in a file instead, `-` for standard input; the format is in vfio/README.md.
     #[arg(long, value_name = "FILE", conflicts_with = "host_root")]
@@ -123,11 +144,35 @@ struct PlanArgs {
     subject: SubjectArgs,
     #[arg(long, value_enum, default_value = "vm-passthrough")]
     mode: plan::Mode,
+    /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
+    /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
+    #[arg(long, conflicts_with = "mode")]
+    early: bool,
     /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
     #[arg(long, value_name = "ADDRESS")]
     device: Vec<vfio::PciAddress>,
     #[arg(short, long, value_enum, default_value = "text")]
     output: plan::Output,
+}
+
+#[derive(Debug, Subcommand)]
+enum Explain {
+    /// A virtual machine instance that asks for GPUs. Exits with 2 where a GPU keeps it from running.
+    Vmi(ExplainVmiArgs),
+}
+
+#[derive(Debug, Args)]
+struct ExplainVmiArgs {
+    /// As in `vms/training-1`, or a name in the namespace of your context.
+    #[arg(value_name = "NAMESPACE/NAME")]
+    vmi: String,
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+    #[arg(short, long, value_enum, default_value = "text")]
+    output: explain::Output,
 }
 
 #[derive(Debug, Args)]
@@ -185,9 +230,28 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let possible = plan::run(&args.subject.into(), args.mode, &args.device, args.output)?;
+            let subject = args.subject.into();
+            let possible = match args.early {
+                true => early::run(&subject, &args.device, args.output)?,
+                false => plan::run(&subject, args.mode, &args.device, args.output)?,
+            };
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
+        Command::Explain(Explain::Vmi(args)) => {
+            let target = Target { context: args.context, namespace: args.namespace };
+            let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
+            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
+        Command::Validate { check } => runtime()?.block_on(async {
+            chain::validate(check, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::Wait(args) => runtime()?.block_on(async {
+            chain::wait(args, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::Nvml(args) => return Ok(chain::nvml(&args)),
+        Command::CudaCompute(args) => return Ok(chain::cuda(&args)),
         Command::Crds { write } => crds_command(write)?,
         Command::KernelWrite { args } => {
             let code = vfio::kernel::child_main(args);

@@ -6,8 +6,8 @@ TARGET=${CARGO_TARGET_DIR:-$ROOT/target}
 CACHE=${GPUVIRT_CACHE:-$HOME/.cache/gpuvirt}
 # Read by the Rust harnesses of tests/cluster and tests/lab.
 export GPUVIRT_CLUSTER_BIN=$CACHE/cluster
-export GPUVIRT_LAB=$CACHE/lab
-export GPUVIRT_RELEASE=$TARGET/release
+export GPUVIRT_LAB=${GPUVIRT_LAB:-$CACHE/lab}
+export GPUVIRT_RELEASE=${GPUVIRT_RELEASE:-$TARGET/release}
 export GPUVIRT_IMAGE_TAR=$TARGET/images/gpuvirt.tar
 export GPUVIRT_DRIVER_TAR=$TARGET/images/nvidia-driver.tar
 

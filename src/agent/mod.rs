@@ -2,17 +2,23 @@
 //!
 //! ```text
 //! GPUNode.spec ─┐
-//! uevents ──────┤          look → plan → execute → look again        ┌─▶ device plugins ─▶ kubelet
+//! uevents, nodes┤          look → plan → execute → look again        ┌─▶ device plugins ─▶ kubelet
 //! holders' ends ┼─▶ round ───────────(own thread)────────────────────┼─▶ GPUNode.status.agent
 //! allocations ──┤                                                    └─▶ events
-//! slow resync ──┘
+//! slow resync ──┤
+//! glance ───────┘ (health, which makes no event: only if it differs)
 //! ```
 //! Ending the agent changes nothing on the host: the next one goes on from the journal.
 
+mod conditions;
 mod desired;
+mod dev_nodes;
 pub mod device_plugin;
+mod health;
 mod holders;
 mod metrics;
+mod news;
+mod objections;
 mod offer;
 mod patience;
 mod pod_resources;
@@ -24,7 +30,6 @@ pub mod vfio_manager;
 mod wish;
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -33,31 +38,31 @@ use std::{
 
 use crds::v1alpha1::{Advertise, GPUNode};
 use futures::StreamExt;
-use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client,
     runtime::{WatchStreamExt, watcher::watch_object},
 };
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until},
 };
-use vfio::{PciAddress, Root};
+use vfio::Root;
 
 use self::{
     desired::Desired,
+    dev_nodes::DevNodes,
     device_plugin::{DevicePlugins, Offer},
     holders::HolderEnds,
     metrics::Metrics,
+    news::News,
+    offer::Offered,
+    pod_resources::Allocations,
     report::Reporter,
     vfio_manager::{Observation, VfioManager},
     wish::Wish,
 };
-use crate::{
-    cluster::events::{Events, Notice},
-    shutdown::Shutdown,
-    telemetry::Telemetry,
-};
+use crate::{cluster::events::Events, shutdown::Shutdown, telemetry::Telemetry};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -84,6 +89,8 @@ pub enum Error {
     Executable(#[source] std::io::Error),
     #[error("kernel uevents cannot be followed")]
     Uevents(#[source] std::io::Error),
+    #[error("device nodes cannot be followed")]
+    DeviceNodes(#[source] std::io::Error),
     #[error("probes cannot be served on {listen}")]
     Probes { listen: SocketAddr, source: std::io::Error },
     #[error("the thread that works on the host has ended")]
@@ -107,10 +114,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let serve = telemetry.clone().serve(config.listen);
     let due = Arc::new(Notify::new());
     let uevents = uevent::Uevents::open().map_err(Error::Uevents)?;
-    let agent = Agent::new(client.clone(), &config, due.clone(), telemetry, &shutdown)?;
+    let (nodes, changes) = DevNodes::open(&config.host_root).map_err(Error::DeviceNodes)?;
+    let agent = Agent::new(client.clone(), &config, due.clone(), nodes, telemetry, &shutdown)?;
     let (node_tx, node_rx) = watch::channel(None);
     tokio::select! {
         ended = agent.run(node_rx, shutdown.clone()) => ended,
+        error = changes.notify(due.clone()) => Err(Error::DeviceNodes(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         () = follow_gpu_node(client, &config.node, node_tx) => Err(Error::Worker),
         source = serve => Err(Error::Probes { listen: config.listen, source }),
@@ -137,18 +146,28 @@ struct Agent {
     manager: Option<VfioManager>,
     plugins: DevicePlugins,
     reporter: Reporter,
-    events: Events,
+    news: News,
     desired: Desired,
     ends: HolderEnds,
+    nodes: DevNodes,
     due: Arc<Notify>,
-    allocated: Arc<Notify>,
+    calls: Calls,
+    /// What the kubelet was told last.
+    offer: Offer,
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
     /// The kubelet's pod-resources socket.
     kubelet: PathBuf,
-    /// Refusals that were told in an event, so that each is told once.
-    told: BTreeMap<PciAddress, String>,
+}
+
+/// What the kubelet does, as far as it lets itself be seen.
+#[derive(Clone, Default)]
+struct Calls {
+    /// It asks for devices.
+    allocated: Arc<Notify>,
+    /// It has noted which pod has which.
+    noted: Arc<Notify>,
 }
 
 impl Agent {
@@ -156,28 +175,30 @@ impl Agent {
         client: Client,
         config: &Config,
         due: Arc<Notify>,
+        nodes: DevNodes,
         telemetry: Telemetry,
         shutdown: &Shutdown,
     ) -> Result<Self, Error> {
         let helper = std::env::current_exe().map_err(Error::Executable)?;
         let manager = VfioManager::open(&config.host_root, helper)?;
-        let allocated = Arc::new(Notify::new());
-        let plugins = plugins(config, allocated.clone(), shutdown)?;
+        let calls = Calls::default();
+        let plugins = plugins(config, &calls, &due, shutdown)?;
         let metrics = telemetry.register(Metrics::register);
         Ok(Self {
             manager: Some(manager),
             plugins,
             reporter: Reporter::new(client.clone(), config.node.clone()),
-            events: Events::new(client, "gpuvirt-agent", &config.identity),
+            news: News::new(Events::new(client, "gpuvirt-agent", &config.identity)),
             desired: Desired::below(&config.host_root),
             ends: HolderEnds::default(),
+            nodes,
             due,
-            allocated,
+            calls,
+            offer: Offer::new(),
             telemetry,
             metrics,
             resync: jittered(config.resync, &config.node),
             kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
-            told: BTreeMap::new(),
         })
     }
 
@@ -187,6 +208,8 @@ impl Agent {
         // When to look although nothing has happened.
         let mut next = started;
         let mut after_allocation: Vec<Instant> = Vec::new();
+        let mut glances = interval_at(started + health::GLANCE, health::GLANCE);
+        glances.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let next_look = after_allocation.iter().copied().fold(next, Instant::min);
             tokio::select! {
@@ -194,7 +217,9 @@ impl Agent {
                 changed = node.changed() => if changed.is_err() { return Err(Error::Worker) },
                 changed = states.changed() => if changed.is_err() { return Err(Error::Worker) },
                 () = self.due.notified() => sleep(SETTLE).await,
-                () = self.allocated.notified() => {
+                _ = glances.tick() => if !self.glance().await? { continue },
+                () = self.calls.noted.notified() => if !self.glance().await? { continue },
+                () = self.calls.allocated.notified() => {
                     after_allocation = AFTER_ALLOCATION.map(|after| Instant::now() + after).to_vec();
                     continue;
                 }
@@ -247,20 +272,22 @@ impl Agent {
         if wish.spec.advertise == Advertise::Withdrawn && known.is_some() {
             self.plugins.offer(Offer::new());
         }
+        self.nodes.follow();
         let began = Instant::now();
         let observation = self.look(wish.clone()).await?;
         self.metrics.measure(&observation, began.elapsed());
-        let offer = offer::offer(&wish, &observation);
+        let offered = offer::offer(&wish, &observation, &self.offer);
         // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
-            self.plugins.offer(offer.clone());
+            self.offer.clone_from(&offered.offer);
+            self.plugins.offer(offered.offer.clone());
         }
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
         let reported = match known {
             Some(Some(gpu_node)) => {
-                self.tell(&observation, &gpu_node).await;
-                self.report(&gpu_node, &wish, &observation, &offer).await
+                self.news.tell(&observation.refusals, &offered.ailments, &gpu_node).await;
+                self.report(&gpu_node, &wish, &observation, &offered).await
             }
             Some(None) if observation.inventory.gpus().is_empty() => Ok(()),
             Some(None) => self.reporter.create().await,
@@ -283,15 +310,27 @@ impl Agent {
 
     /// The host is worked on by one thread at a time: the manager moves there and back.
     async fn look(&mut self, wish: Wish) -> Result<Observation, Error> {
+        self.work(move |manager, allocations| manager.round(&wish, allocations)).await
+    }
+
+    /// Whether a round is due although nothing has called for one.
+    async fn glance(&mut self) -> Result<bool, Error> {
+        self.work(|manager, allocations| manager.glance(&allocations)).await
+    }
+
+    async fn work<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut VfioManager, Result<Allocations, String>) -> T + Send + 'static,
+    ) -> Result<T, Error> {
         let allocations = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error));
         let mut manager = self.manager.take().ok_or(Error::Worker)?;
         let worked = tokio::task::spawn_blocking(move || {
-            let observation = manager.round(&wish, allocations);
-            (manager, observation)
+            let done = work(&mut manager, allocations);
+            (manager, done)
         });
-        let (manager, observation) = worked.await.map_err(|_| Error::Worker)?;
+        let (manager, done) = worked.await.map_err(|_| Error::Worker)?;
         self.manager = Some(manager);
-        Ok(observation)
+        Ok(done)
     }
 
     async fn report(
@@ -299,7 +338,7 @@ impl Agent {
         gpu_node: &GPUNode,
         wish: &Wish,
         observation: &Observation,
-        offer: &Offer,
+        offered: &Offered,
     ) -> Result<(), report::Error> {
         let plugins = self.plugins.subscribe().borrow().clone();
         let status = translate::status(
@@ -307,34 +346,13 @@ impl Agent {
                 wish,
                 observation,
                 plugins: &plugins,
-                offered: offer,
+                offered,
                 generation: gpu_node.metadata.generation.unwrap_or_default(),
                 old: gpu_node.status.as_ref().and_then(|status| status.agent.as_ref()),
             },
             &Time(Timestamp::now()),
         );
         self.reporter.write(gpu_node, &status).await
-    }
-
-    /// A refusal is an event once, until it changes or ends.
-    async fn tell(&mut self, observation: &Observation, gpu_node: &GPUNode) {
-        let about = ObjectReference {
-            api_version: Some(GPUNode::api_version(&()).into_owned()),
-            kind: Some(GPUNode::kind(&()).into_owned()),
-            name: Some(gpu_node.name_any()),
-            uid: gpu_node.uid(),
-            ..ObjectReference::default()
-        };
-        self.told.retain(|gpu, _| observation.refusals.contains_key(gpu));
-        for (gpu, refusal) in &observation.refusals {
-            if self.told.get(gpu) != Some(&refusal.message) {
-                tracing::warn!(%gpu, reason = refusal.reason, "{}", refusal.message);
-                let notice =
-                    Notice::warning("GPURefused", "ChangeDriver", format!("{}: {}", refusal.reason, refusal.message));
-                self.events.publish(&notice, &about).await;
-                self.told.insert(*gpu, refusal.message.clone());
-            }
-        }
     }
 }
 
@@ -353,17 +371,24 @@ fn below(host_root: &Path, path: &Path) -> PathBuf {
     host_root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-fn plugins(config: &Config, allocated: Arc<Notify>, shutdown: &Shutdown) -> Result<DevicePlugins, Error> {
+fn plugins(config: &Config, calls: &Calls, due: &Arc<Notify>, shutdown: &Shutdown) -> Result<DevicePlugins, Error> {
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     let iommufd = vfio::Host::exists(&root, Path::new("/dev/iommu"));
-    let recheck = move |id: &str| {
+    let (allocated, due) = (calls.allocated.clone(), due.clone());
+    let recheck = move |ids: &[String]| {
         allocated.notify_one();
-        translate::recheck(&vfio::observe(&root), id)
+        let objections = objections::objections(&root, ids);
+        if !objections.is_empty() {
+            // The list that the kubelet has is out of date.
+            due.notify_one();
+        }
+        objections
     };
     let config = device_plugin::Config {
         socket_dir: below(&config.host_root, &config.kubelet_root).join("device-plugins"),
         iommufd,
         recheck: Arc::new(recheck),
+        noted: calls.noted.clone(),
     };
     Ok(DevicePlugins::start(config, shutdown.receiver()))
 }

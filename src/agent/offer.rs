@@ -1,40 +1,91 @@
 //! What may be handed out, under which name, and what is counted and withheld. Pure.
 
-use std::path::PathBuf;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use crds::{
     WorkloadMode,
     v1alpha1::{Advertise, AgentFunction},
 };
-use vfio::{Function, Gpu};
+use vfio::{Binding, Function, Gpu, Inventory, PciAddress, deviations};
 
 use super::{
-    device_plugin::{Device, Health, Offer, ResourceName, names},
+    device_plugin::{Device, Egm, Health, Offer, ResourceName, names},
+    health::{Ailment, Ailments, unfit},
     translate::shown,
     vfio_manager::Observation,
     wish::Wish,
 };
 
-/// GPUs that are asked to be in passthrough, and are.
-pub fn offer(wish: &Wish, observation: &Observation) -> Offer {
-    let mut offer = Offer::new();
+/// What the kubelet is told, and why.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Offered {
+    pub offer: Offer,
+    /// Why a GPU that is in its mode is given to nobody.
+    pub withheld: BTreeMap<PciAddress, String>,
+    /// What is wrong with GPUs, those included that were offered before and are not as they were.
+    pub ailments: Ailments,
+}
+
+/// GPUs that are asked to be in passthrough, and are; and those of `before` that are not any more and should be: they
+/// stay in the node's capacity, unhealthy, so that nobody takes a broken node for a smaller one.
+pub fn offer(wish: &Wish, observation: &Observation, before: &Offer) -> Offered {
+    let mut offered = Offered { ailments: observation.ailments.clone(), ..Offered::default() };
     if wish.spec.advertise == Advertise::Withdrawn || !wish.has(AgentFunction::SandboxDevicePlugin) {
-        return offer;
+        return offered;
     }
+    let mut settled = BTreeSet::new();
     for gpu in observation.inventory.gpus() {
-        let asked = wish.mode(gpu.primary.address) == Some(WorkloadMode::VmPassthrough);
+        let address = gpu.primary.address;
+        let asked = wish.mode(address) == Some(WorkloadMode::VmPassthrough);
         if !asked || shown(&observation.inventory, &gpu) != Some(WorkloadMode::VmPassthrough) {
+            continue;
+        }
+        settled.insert(address.to_string());
+        if let Some(first) = leader(&gpu) {
+            let why = format!("GPU {address} shares its IOMMU group with {first} and goes to whoever has that one");
+            offered.withheld.insert(address, why);
             continue;
         }
         match resource_name(wish, gpu.primary) {
             Ok(name) => {
                 let withheld = withheld(&gpu, &name, observation);
-                offer.entry(name).or_default().push(device(&gpu, withheld.as_deref()));
+                offered.offer.entry(name).or_default().push(device(observation, &gpu, withheld.as_deref()));
+                offered.withheld.extend(withheld.map(|why| (address, why)));
             }
-            Err(error) => tracing::warn!(gpu = %gpu.primary.address, %error, "GPU is not offered"),
+            Err(error) => tracing::warn!(gpu = %address, %error, "GPU is not offered"),
         }
     }
-    offer
+    let lost = before.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
+    for (name, device) in lost.filter(|(_, device)| !settled.contains(&device.id)) {
+        let Ok(address) = device.id.parse::<PciAddress>() else { continue };
+        if wish.mode(address) == Some(WorkloadMode::VmPassthrough) {
+            offered.keep_lost(name, device, address, &observation.inventory);
+        }
+    }
+    offered
+}
+
+impl Offered {
+    fn keep_lost(&mut self, name: &ResourceName, device: &Device, gpu: PciAddress, inventory: &Inventory) {
+        let ailments = self.ailments.entry(gpu).or_default();
+        if unfit(ailments).is_none() {
+            let still = deviations(inventory, gpu, Binding::Vfio);
+            let how = still.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            let gone = inventory.gpu(gpu).is_none();
+            ailments.insert(0, if gone { Ailment::Vanished { gpu } } else { Ailment::Changed { gpu, how } });
+        }
+        self.withheld.extend(unfit(ailments).map(|ailment| (gpu, ailment.to_string())));
+        self.offer.entry(name.clone()).or_default().push(Device { health: Health::Unhealthy, ..device.clone() });
+    }
+}
+
+/// The GPU that stands for its group, if another one does: the first by address. As many are offered as there are
+/// groups, since a group goes to one VM.
+pub fn leader(gpu: &Gpu<'_>) -> Option<PciAddress> {
+    gpu.shares_group_with.iter().copied().min().filter(|first| *first < gpu.primary.address)
 }
 
 /// The user's name for the device id, or the one that NVIDIA's rule makes.
@@ -46,9 +97,15 @@ pub fn resource_name(wish: &Wish, primary: &Function) -> Result<ResourceName, na
     }
 }
 
-/// Why a GPU that is in its mode must not be given to a pod: somebody has it who did not get it under this name.
-pub fn withheld(gpu: &Gpu<'_>, name: &ResourceName, observation: &Observation) -> Option<String> {
+/// Why a GPU that is in its mode must not be given to a pod: it or one of its group is unfit, or somebody has it who did
+/// not get it under this name.
+fn withheld(gpu: &Gpu<'_>, name: &ResourceName, observation: &Observation) -> Option<String> {
     let address = gpu.primary.address;
+    let members = gpu.shares_group_with.iter().chain([&address]);
+    let unfit = members.filter_map(|member| observation.ailments.get(member)).find_map(|ailments| unfit(ailments));
+    if let Some(ailment) = unfit {
+        return Some(ailment.to_string());
+    }
     let mut given = observation.allocations.get(&address.to_string()).into_iter().flatten();
     if let Some(other) = given.clone().find(|allocation| allocation.resource != name.as_str()) {
         return Some(format!("pod {} has it as {}: not given out as {name} until it ends", other.pod, other.resource));
@@ -62,104 +119,28 @@ pub fn withheld(gpu: &Gpu<'_>, name: &ResourceName, observation: &Observation) -
     }
 }
 
-fn device(gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
-    let members = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
+fn device(observation: &Observation, gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
+    let inventory = &observation.inventory;
+    let others = gpu.shares_group_with.iter().filter_map(|other| inventory.gpu(*other));
+    let functions = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
+    let functions = functions.chain(others.map(|other| other.primary));
     let mut nodes: Vec<PathBuf> =
         gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}"))).into_iter().collect();
     nodes.extend(
-        members.filter_map(|f| f.vfio_dev.as_ref()).map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}"))),
+        functions.filter_map(|f| f.vfio_dev.as_ref()).map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}"))),
     );
+    let egm = observation.egm.iter().find(|(_, gpus)| gpus.contains(&gpu.primary.address));
     Device {
         id: gpu.primary.address.to_string(),
         health: if withheld.is_some() { Health::Unhealthy } else { Health::Healthy },
         numa_node: gpu.primary.numa_node,
         nodes,
-        group: gpu.group,
+        others: gpu.shares_group_with.iter().map(ToString::to_string).collect(),
+        path: inventory.path(gpu.primary.address).iter().map(ToString::to_string).collect(),
+        egm: egm.map(|(node, gpus)| Egm { node: node.clone(), gpus: gpus.iter().map(ToString::to_string).collect() }),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use crds::v1alpha1::{GPUNodeSpec, ResourceAlias};
-    use vfio::{Holder, PciAddress, observe, testing::Machine};
-
-    use super::{super::pod_resources::Allocation, *};
-
-    const T4: &str = "nvidia.com/TU104GL_TESLA_T4";
-
-    /// Eight T4 on vfio-pci, asked to be there.
-    fn world() -> (Wish, Observation, PciAddress) {
-        let machine = Machine::described("eight-t4");
-        let inventory = observe(&machine);
-        let first = inventory.gpus()[0].primary.address;
-        let spec = GPUNodeSpec {
-            mode: Some(WorkloadMode::VmPassthrough),
-            advertise: Advertise::Offered,
-            ..GPUNodeSpec::default()
-        };
-        (Wish { spec }, Observation { inventory, ..Observation::default() }, first)
-    }
-
-    fn qemu() -> Holder {
-        Holder { pid: 4711, command: "qemu".to_owned(), path: PathBuf::from("/dev/vfio/1"), pod: None }
-    }
-
-    fn allocation(resource: &str) -> Allocation {
-        Allocation { pod: "vms/a".to_owned(), resource: resource.to_owned() }
-    }
-
-    fn healthy(offer: &Offer) -> usize {
-        offer.values().flatten().filter(|device| device.health == Health::Healthy).count()
-    }
-
-    #[test]
-    fn all_are_offered_under_one_name() {
-        let (wish, observation, _) = world();
-        let offer = offer(&wish, &observation);
-        assert_eq!(offer.keys().map(ResourceName::as_str).collect::<Vec<_>>(), [T4]);
-        assert_eq!(healthy(&offer), 8);
-    }
-
-    #[test]
-    fn what_is_withdrawn_or_switched_off_is_not_offered() {
-        let (mut wish, observation, _) = world();
-        wish.spec.disabled = vec![AgentFunction::SandboxDevicePlugin];
-        assert!(offer(&wish, &observation).is_empty());
-        wish.spec.disabled.clear();
-        wish.spec.advertise = Advertise::Withdrawn;
-        assert!(offer(&wish, &observation).is_empty());
-    }
-
-    #[test]
-    fn a_vm_that_got_its_gpu_from_the_kubelet_keeps_it_healthy() {
-        let (wish, mut observation, gpu) = world();
-        observation.holders.insert(gpu, vec![qemu()]);
-        observation.allocations.insert(gpu.to_string(), vec![allocation(T4)]);
-        assert_eq!(healthy(&offer(&wish, &observation)), 8);
-    }
-
-    #[test]
-    fn a_gpu_that_somebody_opened_without_the_kubelet_is_counted_and_not_given_out() {
-        let (wish, mut observation, gpu) = world();
-        observation.holders.insert(gpu, vec![qemu()]);
-        let offer = offer(&wish, &observation);
-        assert_eq!((offer.values().flatten().count(), healthy(&offer)), (8, 7));
-    }
-
-    #[test]
-    fn a_renamed_gpu_is_not_given_out_twice() {
-        let (mut wish, mut observation, gpu) = world();
-        wish.spec.aliases = vec![ResourceAlias { selector: "10de:1eb8".to_owned(), name: "nvidia.com/T4".to_owned() }];
-        observation.allocations.insert(gpu.to_string(), vec![allocation(T4)]);
-        let offer = offer(&wish, &observation);
-        assert_eq!(offer.keys().map(ResourceName::as_str).collect::<Vec<_>>(), ["nvidia.com/T4"]);
-        assert_eq!(healthy(&offer), 7);
-    }
-
-    #[test]
-    fn a_reserved_alias_is_no_offer() {
-        let (mut wish, observation, _) = world();
-        wish.spec.aliases = vec![ResourceAlias { selector: "10de:1eb8".to_owned(), name: "nvidia.com/gpu".to_owned() }];
-        assert!(offer(&wish, &observation).is_empty());
-    }
-}
+#[path = "offer_tests.rs"]
+mod tests;

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use crds::labels;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -41,6 +42,13 @@ pub struct Allocation {
 
 /// By device id.
 pub type Allocations = BTreeMap<String, Vec<Allocation>>;
+
+/// Those that this node's GPUs can be meant by: a GPU by its id, or any of the container stack's.
+pub fn ours(all: &Allocations, is_gpu: impl Fn(&str) -> bool) -> Allocations {
+    let mut ours = all.clone();
+    ours.retain(|id, given| is_gpu(id) || given.iter().any(|given| labels::is_container_resource(&given.resource)));
+    ours
+}
 
 pub async fn allocations(socket: &Path) -> Result<Allocations, Error> {
     let path = socket.to_owned();

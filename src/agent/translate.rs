@@ -4,15 +4,19 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use crds::{
     WorkloadMode,
-    conditions::{Verdict, merge},
-    v1alpha1::{AgentStatus, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal, ResourceStatus, Summary},
+    conditions::merge,
+    v1alpha1::{
+        AgentStatus, Ailment, FunctionStatus, GPUStatus, Holder, HostFacts, Obstacle, Refusal, ResourceStatus, Summary,
+    },
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviations, journal::JournalError};
 
 use super::{
+    conditions,
     device_plugin::{Offer, ResourceName, States, names},
-    offer,
+    health,
+    offer::{self, Offered},
     pod_resources::Allocation,
     vfio_manager::Observation,
     wish::Wish,
@@ -57,22 +61,12 @@ pub fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
     }
 }
 
-/// Before a device is handed out: the kernel still shows what was offered.
-pub fn recheck(inventory: &Inventory, id: &str) -> Result<(), String> {
-    let address = id.parse().map_err(|error: vfio::address::AddressError| error.to_string())?;
-    let still = deviations(inventory, address, Binding::Vfio);
-    match still.is_empty() {
-        true => Ok(()),
-        false => Err(still.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
-    }
-}
-
 /// Everything about a round that the cluster is told.
 pub struct Report<'a> {
     pub wish: &'a Wish,
     pub observation: &'a Observation,
     pub plugins: &'a States,
-    pub offered: &'a Offer,
+    pub offered: &'a Offered,
     pub generation: i64,
     pub old: Option<&'a AgentStatus>,
 }
@@ -86,9 +80,9 @@ pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         summary: summary(&gpus),
         host: host(inventory),
-        conditions: conditions(report, &gpus, old, now),
+        conditions: merge(old, &conditions::verdicts(report, &gpus), Some(report.generation), now),
         gpus,
-        resources: resources(report.plugins, report.offered),
+        resources: resources(report.plugins, &report.offered.offer),
         plan: report.observation.plan.clone(),
         errors: inventory.errors.iter().map(ToString::to_string).collect(),
     }
@@ -104,8 +98,9 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
     });
     let holders = observation.holders.get(&primary.address).into_iter().flatten();
     let resource = offer::resource_name(report.wish, primary).ok();
-    let passthrough = mode == Some(WorkloadMode::VmPassthrough);
-    let withheld = resource.as_ref().filter(|_| passthrough).and_then(|name| offer::withheld(gpu, name, observation));
+    let mut ailments: Vec<Ailment> =
+        report.offered.ailments.get(&primary.address).into_iter().flatten().map(health::Ailment::told).collect();
+    ailments.sort_by_key(|ailment| ailment.severity);
     GPUStatus {
         address: primary.address.to_string(),
         id: id(primary),
@@ -118,7 +113,8 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
         numa_node: primary.numa_node.map(i32::from),
         resource: resource.map(|name| name.as_str().to_owned()),
         holders: holders.map(holder).collect(),
-        withheld,
+        withheld: report.offered.withheld.get(&primary.address).cloned(),
+        ailments,
         obstacles: obstacles.collect(),
         refusal: observation.refusals.get(&primary.address).cloned(),
     }
@@ -191,33 +187,4 @@ fn resources(plugins: &States, offered: &Offer) -> Vec<ResourceStatus> {
             registered: state.registered,
         })
         .collect()
-}
-
-fn conditions(report: &Report<'_>, gpus: &[GPUStatus], old: &[Condition], now: &Time) -> Vec<Condition> {
-    let observation = report.observation;
-    let iommu = match observation.inventory.facts.iommu {
-        true => Verdict::yes("IommuEnabled", "Enabled", "devices have IOMMU groups"),
-        false => Verdict::no(
-            "IommuEnabled",
-            "IommuOff",
-            "no device has an IOMMU group: enable VT-d or AMD-Vi in firmware and boot with intel_iommu=on or amd_iommu=on; until then no GPU can go to a VM",
-        ),
-    };
-    let refused: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.refusal.as_ref()).map(|r| r.message.as_str()).collect();
-    let modes = match refused.is_empty() {
-        true => Verdict::yes("ModesReached", "Reached", "every GPU is in the mode asked for, or none is asked for"),
-        false => Verdict::no("ModesReached", "Refused", refused.join("; ")),
-    };
-    let errors = observation.inventory.errors.iter().map(ToString::to_string);
-    let errors: Vec<String> = errors.chain(observation.complaints.iter().cloned()).collect();
-    let observed = match errors.is_empty() {
-        true => Verdict::yes("Observed", "Complete", "every PCI function could be read"),
-        false => Verdict::no("Observed", "Incomplete", errors.join("; ")),
-    };
-    let waiting: Vec<&str> = report.plugins.values().filter(|s| !s.registered).map(|s| s.message.as_str()).collect();
-    let registered = match waiting.is_empty() {
-        true => Verdict::yes("Registered", "Registered", "the kubelet knows every resource that is offered"),
-        false => Verdict::no("Registered", "WaitingForKubelet", waiting.join("; ")),
-    };
-    merge(old, &[iommu, modes, observed, registered], Some(report.generation), now)
 }

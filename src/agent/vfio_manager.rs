@@ -16,8 +16,9 @@ use vfio::{
 };
 
 use super::{
+    health::{Ailments, Watch},
     patience::Patience,
-    pod_resources::Allocations,
+    pod_resources::{self, Allocations},
     translate,
     wish::{Wish, addresses, binding, switched_off, wanted},
 };
@@ -35,6 +36,10 @@ pub struct Observation {
     pub holders: BTreeMap<PciAddress, Vec<Holder>>,
     /// What the kubelet has given out, as it was at the beginning of the round.
     pub allocations: Allocations,
+    /// What is wrong with GPUs.
+    pub ailments: Ailments,
+    /// Memory that GPUs share, by its device node.
+    pub egm: BTreeMap<PathBuf, BTreeSet<PciAddress>>,
     pub refusals: BTreeMap<PciAddress, Refusal>,
     pub obstacles: BTreeMap<(PciAddress, WorkloadMode), Refusal>,
     /// What was done, or would have to be, one sentence a step.
@@ -56,9 +61,13 @@ pub struct VfioManager<K = LinuxKernel> {
     allocations: Allocations,
     /// Why the kubelet does not say it now.
     unknown: Option<String>,
-    /// Why the next change could not be noted.
-    unwritable: Option<Refusal>,
+    /// Whether the next change could be noted, or why not; `None` before it was tried.
+    writable: Option<Result<(), Refusal>>,
     patience: Patience,
+    health: Watch,
+    /// Of the last round.
+    ailments: Ailments,
+    in_use: BTreeSet<PciAddress>,
     complaints: Vec<String>,
 }
 
@@ -96,8 +105,11 @@ impl<K: Kernel> VfioManager<K> {
             journal,
             allocations: Allocations::new(),
             unknown: None,
-            unwritable: None,
+            writable: None,
             patience: Patience::default(),
+            health: Watch::default(),
+            ailments: Ailments::new(),
+            in_use: BTreeSet::new(),
             complaints,
         })
     }
@@ -112,7 +124,10 @@ impl<K: Kernel> VfioManager<K> {
             Ok(allocations) => self.allocations = allocations,
             Err(why) => self.unknown = Some(why),
         }
-        self.unwritable = self.journal.writable().err().map(|error| translate::journal(&error));
+        // Known before anything is asked; tried again by what needs it, and while it fails.
+        if !matches!(self.writable, Some(Ok(()))) {
+            self.try_journal();
+        }
         let mut complaints = self.complaints.clone();
         complaints.extend(self.unknown.clone());
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
@@ -131,7 +146,11 @@ impl<K: Kernel> VfioManager<K> {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
         let obstacles = self.obstacles(&view.inventory, wish);
+        self.in_use = view.held.keys().copied().collect();
+        self.ailments = self.examine(&view.inventory);
         Observation {
+            ailments: self.ailments.clone(),
+            egm: vfio::egm(&self.root),
             worked: (!work.steps.is_empty()).then(|| began.elapsed()),
             inventory: view.inventory,
             holders: view.held,
@@ -142,6 +161,25 @@ impl<K: Kernel> VfioManager<K> {
             complaints,
             again: self.again(),
         }
+    }
+
+    /// Whether a round is due because of what makes no event: health, and who has what, as the kubelet says now.
+    /// Reads sysfs only.
+    pub fn glance(&mut self, allocations: &Result<Allocations, String>) -> bool {
+        let inventory = observe_except(&self.root, &self.journal.locked());
+        let given = allocations.as_ref().is_ok_and(|now| {
+            let ours = |given: &Allocations| pod_resources::ours(given, |id| is_gpu(&inventory, id));
+            ours(now) != ours(&self.allocations)
+        });
+        self.examine(&inventory) != self.ailments || given
+    }
+
+    fn examine(&mut self, inventory: &Inventory) -> Ailments {
+        self.health.examine(inventory, |gpu| self.in_use.contains(&gpu), Instant::now())
+    }
+
+    fn try_journal(&mut self) {
+        self.writable = Some(self.journal.writable().map_err(|error| translate::journal(&error)));
     }
 
     /// What the kernel and the kubelet say now.
@@ -221,6 +259,7 @@ impl<K: Kernel> VfioManager<K> {
         if plan.steps.is_empty() {
             return Ok(plan);
         }
+        self.try_journal();
         if let Some(hindrance) = self.hindrance(wish, gpu) {
             return Err(hindrance);
         }
@@ -242,7 +281,7 @@ impl<K: Kernel> VfioManager<K> {
                 "GPU {gpu} is left as it is, since a pod could have it: {why}; it goes on when the kubelet answers"
             ),
         });
-        unknown.or_else(|| self.unwritable.clone())
+        unknown.or_else(|| self.writable.as_ref()?.as_ref().err().cloned())
     }
 
     /// When failed or hindered work is due again.
@@ -317,6 +356,10 @@ struct Work {
     tried: BTreeSet<PciAddress>,
     steps: Vec<String>,
     refusals: BTreeMap<PciAddress, Refusal>,
+}
+
+fn is_gpu(inventory: &Inventory, id: &str) -> bool {
+    id.parse().is_ok_and(|address| inventory.gpu(address).is_some())
 }
 
 fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalError>) {

@@ -178,3 +178,45 @@ fn a_journal_that_cannot_be_written_is_known_before_anything_is_asked() {
     let gpu = observation.inventory.gpus()[0].primary.address;
     assert_eq!(observation.obstacles[&(gpu, WorkloadMode::VmPassthrough)].reason, "JournalNotWritten");
 }
+
+#[test]
+fn the_journal_is_written_for_changes_and_not_for_looks() {
+    use std::os::unix::fs::MetadataExt;
+    let mut host = Host::of("six-rtx-3090");
+    let inode = |host: &Host| std::fs::metadata(host.machine.path().join("run/gpuvirt/journal")).unwrap().ino();
+    host.round(&wish(WorkloadMode::VmPassthrough));
+    let before = inode(&host);
+    host.round(&wish(WorkloadMode::VmPassthrough));
+    assert_eq!(inode(&host), before);
+    host.round(&wish(WorkloadMode::Container));
+    assert_ne!(inode(&host), before);
+}
+
+#[test]
+fn a_journal_that_became_unwritable_stops_the_next_change_before_its_first_step() {
+    let mut host = Host::of("six-rtx-3090");
+    host.round(&Wish::default());
+    std::fs::remove_dir_all(host.machine.path().join("run/gpuvirt")).unwrap();
+    host.machine.write("/run/gpuvirt", "a file where a folder should be");
+    let observation = host.round(&wish(WorkloadMode::VmPassthrough));
+    assert!(observation.refusals.values().all(|refusal| refusal.reason == "JournalNotWritten"));
+    assert_eq!((observation.refusals.len(), host.manager.kernel.writes.len()), (6, 0));
+}
+
+#[test]
+fn a_glance_calls_for_a_round_when_health_or_what_pods_have_has_changed() {
+    let mut host = Host::of("eight-t4");
+    let gpu = host.round(&Wish::default()).inventory.gpus()[0].primary.address;
+    let given = |id: &str| -> Result<Allocations, String> {
+        let resource = "devices.kubevirt.io/kvm".to_owned();
+        Ok([(id.to_owned(), vec![Allocation { pod: "vms/a".to_owned(), resource }])].into())
+    };
+    assert!(!host.manager.glance(&Ok(Allocations::new())));
+    assert!(!host.manager.glance(&Err("kubelet is silent".to_owned())));
+    assert!(!host.manager.glance(&given("kvm7")), "no GPU of ours");
+    assert!(host.manager.glance(&given(&gpu.to_string())));
+    host.machine.write(&format!("/sys/bus/pci/devices/{gpu}/config"), [0xff; 64]);
+    assert!(host.manager.glance(&Ok(Allocations::new())));
+    assert_eq!(host.round(&Wish::default()).ailments[&gpu][0].reason(), "FellOff");
+    assert!(!host.manager.glance(&Ok(Allocations::new())), "the round has seen it");
+}

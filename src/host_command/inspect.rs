@@ -7,10 +7,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 use vfio::{Binding, Gpu, PciAddress, World, deviations, plan};
 
+use crate::terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table};
+
 use super::{
     Error, Subject, View, json,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
-    table, yaml,
+    yaml,
 };
 
 /// The form of the answer.
@@ -130,51 +132,56 @@ pub fn text(report: &InspectReport, wide: bool) -> String {
     }
     for error in &report.errors {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "not readable: {error}");
+        let _ = writeln!(text, "{} {error}", paint(BAD, "not readable:"));
     }
     text
 }
 
-fn rows(report: &InspectReport, wide: bool) -> Vec<Vec<String>> {
+fn rows(report: &InspectReport, wide: bool) -> Vec<Vec<Cell>> {
     let mut head = vec!["GPU", "MODEL", "MODE", "DRIVER", "GROUP", "NUMA", "IN USE", "TO A VM"];
     if wide {
         head.extend(["IDS", "BARS", "RESET", "POWER", "VFS", "ABOVE IT"]);
     }
-    let head = head.into_iter().map(str::to_owned).collect();
-    let row = |gpu: &GpuReport| {
-        let number = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-        let function = &gpu.function;
-        let mut row = vec![
-            function.address.to_string(),
-            function.product.unwrap_or("unknown").to_owned(),
-            match gpu.mode {
-                Shown::Container => "container",
-                Shown::VmPassthrough => "vm-passthrough",
-                Shown::Partial => "partial",
-            }
-            .to_owned(),
-            number(function.driver.clone()),
-            number(gpu.group.map(|group| group.to_string())),
-            number(gpu.numa_node.map(|node| node.to_string())),
-            match gpu.holders.len() {
-                0 => "no".to_owned(),
-                count => format!("by {count}"),
-            },
-            gpu.obstacle.as_ref().map_or("yes", |obstacle| obstacle.reason).to_owned(),
-        ];
-        if wide {
-            let bars: Vec<_> = gpu.bars.iter().map(|(index, size)| format!("{index}:{}", bytes(*size))).collect();
-            let path: Vec<_> = gpu.path.iter().map(ToString::to_string).collect();
-            let or_none = |text: String| number(Some(text).filter(|text| !text.is_empty()));
-            row.push(function.ids.clone());
-            row.extend([bars.join(" "), gpu.reset_methods.join(" ")].map(or_none));
-            row.push(number(gpu.power_state.clone()));
-            row.push(format!("{}/{}", gpu.vfs, gpu.vfs_possible));
-            row.push(or_none(path.join(" > ")));
-        }
-        row
+    let head = head.into_iter().map(|title| Cell::new(STRONG, title)).collect();
+    std::iter::once(head).chain(report.gpus.iter().map(|gpu| row(gpu, wide))).collect()
+}
+
+fn row(gpu: &GpuReport, wide: bool) -> Vec<Cell> {
+    let function = &gpu.function;
+    let (style, mode) = match gpu.mode {
+        Shown::Container => (PLAIN, "container"),
+        Shown::VmPassthrough => (PLAIN, "vm-passthrough"),
+        Shown::Partial => (WARN, "partial"),
     };
-    std::iter::once(head).chain(report.gpus.iter().map(row)).collect()
+    let mut row = vec![
+        Cell::plain(Some(function.address.to_string())),
+        Cell::new(PLAIN, function.product.unwrap_or("unknown")),
+        Cell::new(style, mode),
+        Cell::plain(function.driver.clone()),
+        Cell::plain(gpu.group.map(|group| group.to_string())),
+        Cell::plain(gpu.numa_node.map(|node| node.to_string())),
+        match gpu.holders.len() {
+            0 => Cell::new(PLAIN, "no"),
+            count => Cell::new(WARN, format!("by {count}")),
+        },
+        match &gpu.obstacle {
+            None => Cell::new(GOOD, "yes"),
+            Some(obstacle) => Cell::new(BAD, obstacle.reason),
+        },
+    ];
+    if wide {
+        let bars: Vec<_> = gpu.bars.iter().map(|(index, size)| format!("{index}:{}", bytes(*size))).collect();
+        let path: Vec<_> = gpu.path.iter().map(ToString::to_string).collect();
+        row.extend([
+            Cell::plain(Some(function.ids.clone())),
+            Cell::plain(Some(bars.join(" "))),
+            Cell::plain(Some(gpu.reset_methods.join(" "))),
+            Cell::plain(gpu.power_state.clone()),
+            Cell::plain(Some(format!("{}/{}", gpu.vfs, gpu.vfs_possible))),
+            Cell::plain(Some(path.join(" > "))),
+        ]);
+    }
+    row
 }
 
 fn bytes(size: u64) -> String {
@@ -199,15 +206,14 @@ fn remarks(gpu: &GpuReport) -> String {
     for holder in &gpu.holders {
         let pod = holder.pod.as_ref().map(|pod| format!(" of pod {pod}")).unwrap_or_default();
         let HolderReport { pid, command, path, next_step, .. } = holder;
-        say("is in use by", format!("pid {pid} ({command}){pod} with {path}: {next_step}"));
+        say(&paint(WARN, "is in use by"), format!("pid {pid} ({command}){pod} with {path}: {next_step}"));
     }
     if let Some(obstacle) = &gpu.obstacle {
-        say("cannot go to a VM:", obstacle.message.clone());
+        say(&paint(BAD, "cannot go to a VM:"), obstacle.message.clone());
     }
     text
 }
 
-#[expect(clippy::print_stdout, reason = "this command's answer goes to standard output")]
 pub fn run(subject: &Subject, output: Output) -> Result<(), Error> {
     let report = report(&View::of(subject)?);
     let answer = match output {
@@ -216,6 +222,6 @@ pub fn run(subject: &Subject, output: Output) -> Result<(), Error> {
         Output::Json => json(&report)?,
         Output::Yaml => yaml(&report)?,
     };
-    print!("{answer}");
+    print(&answer)?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `gpuvirt inspect` and `gpuvirt plan`: one host, for a person, without a cluster. They change nothing.
 
+pub mod early;
 pub mod inspect;
 pub mod plan;
 mod report;
@@ -32,6 +33,8 @@ pub enum Error {
     File { file: PathBuf, source: std::io::Error },
     #[error("{file} describes no machine")]
     Description { file: PathBuf, source: vfio::DescriptionError },
+    #[error("the answer cannot be written")]
+    Output(#[from] std::io::Error),
     #[error("the answer has no such form")]
     Json(#[from] serde_json::Error),
     #[error("the answer has no such form")]
@@ -95,16 +98,4 @@ fn json(report: &impl Serialize) -> Result<String, Error> {
 
 fn yaml(report: &impl Serialize) -> Result<String, Error> {
     Ok(serde_saphyr::to_string(report)?)
-}
-
-/// Columns of a table, each as wide as its widest cell.
-fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        cells.join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
 }

@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use vfio::{Binding, Disruption, PciAddress, Plan, Step, World, plan};
+use vfio::{Binding, Disruption, Inventory, PciAddress, Plan, Step, World, plan};
+
+use crate::terminal::{BAD, GOOD, STRONG, WARN, paint, print};
 
 use super::{
     Error, Subject, View, json,
@@ -107,10 +109,7 @@ pub struct Disturbed {
 /// `devices`: GPUs that are asked for; all where it is empty.
 pub fn report(view: &View, mode: Mode, devices: &[PciAddress]) -> PlanReport {
     let inventory = &view.inventory;
-    let asked: Vec<PciAddress> = match devices {
-        [] => inventory.gpus().iter().map(|gpu| gpu.primary.address).collect(),
-        some => some.to_vec(),
-    };
+    let asked = asked(inventory, devices);
     let wanted = asked.iter().map(|gpu| (*gpu, mode.binding())).collect();
     let world = World { inventory, holders: &view.holders, journal: &view.journal, wanted: &wanted };
     let mut leaders = BTreeMap::new();
@@ -128,6 +127,14 @@ pub fn report(view: &View, mode: Mode, devices: &[PciAddress]) -> PlanReport {
     });
     let errors = view.remarks.iter().cloned().chain(inventory.errors.iter().map(ToString::to_string));
     PlanReport { mode, host: HostReport::of(&inventory.facts), gpus: gpus.collect(), errors: errors.collect() }
+}
+
+/// All GPUs of the host, where none is named.
+pub fn asked(inventory: &Inventory, devices: &[PciAddress]) -> Vec<PciAddress> {
+    match devices {
+        [] => inventory.gpus().iter().map(|gpu| gpu.primary.address).collect(),
+        some => some.to_vec(),
+    }
 }
 
 fn verdict(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Verdict {
@@ -187,27 +194,30 @@ pub fn text(report: &PlanReport) -> String {
     );
     for gpu in &report.gpus {
         let group = gpu.group.map(|group| format!(", group {group}")).unwrap_or_default();
-        let _ = writeln!(text, "\n{} {}{group}", gpu.address, gpu.product.unwrap_or("unknown"));
+        let _ =
+            writeln!(text, "\n{} {}{group}", paint(STRONG, &gpu.address.to_string()), gpu.product.unwrap_or("unknown"));
         verdict_text(&mut text, &gpu.verdict);
     }
     for error in &report.errors {
-        let _ = writeln!(text, "not readable: {error}");
+        let _ = writeln!(text, "{} {error}", paint(BAD, "not readable:"));
     }
     text
 }
 
 fn verdict_text(text: &mut String, verdict: &Verdict) {
     let _ = match verdict {
-        Verdict::Reached => writeln!(text, "  is there already"),
+        Verdict::Reached => writeln!(text, "  {}", paint(GOOD, "is there already")),
         Verdict::Together { with } => writeln!(text, "  goes with {with}, whose group it is in"),
-        Verdict::Refused { refusal, .. } => writeln!(text, "  refused ({}): {}", refusal.reason, refusal.message),
+        Verdict::Refused { refusal, .. } => {
+            writeln!(text, "  {}: {}", paint(BAD, &format!("refused ({})", refusal.reason)), refusal.message)
+        }
         Verdict::Change { steps, disturbs } => {
             for (number, step) in (1..).zip(steps) {
                 let _ = writeln!(text, "  {number:>2}. {}", step.text);
             }
             for Disturbed { device, then } in disturbs {
                 let then = then.as_deref().unwrap_or("no driver");
-                let _ = writeln!(text, "  disturbs {}, which goes to {then}", device.text());
+                let _ = writeln!(text, "  {} {}, which goes to {then}", paint(WARN, "disturbs"), device.text());
             }
             Ok(())
         }
@@ -215,7 +225,6 @@ fn verdict_text(text: &mut String, verdict: &Verdict) {
 }
 
 /// Returns whether every GPU can be, or is, in the mode.
-#[expect(clippy::print_stdout, reason = "this command's answer goes to standard output")]
 pub fn run(subject: &Subject, mode: Mode, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, mode, devices);
     let answer = match output {
@@ -223,6 +232,6 @@ pub fn run(subject: &Subject, mode: Mode, devices: &[PciAddress], output: Output
         Output::Json => json(&report)?,
         Output::Yaml => yaml(&report)?,
     };
-    print!("{answer}");
+    print(&answer)?;
     Ok(!report.gpus.iter().any(|gpu| matches!(gpu.verdict, Verdict::Refused { .. })))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{View, inspect, json, plan};
+use super::{View, early, inspect, json, plan};
 
 fn fixture(name: &str) -> View {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vfio/fixtures").join(name).with_extension("yaml");
@@ -18,12 +18,23 @@ fn machines() -> [(&'static str, View); 2] {
     [("rtx-4000", fixture("rtx-4000")), ("two-a40-in-use", View::described(&used).unwrap())]
 }
 
+fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
+#[test]
+fn a_terminal_sees_colours() {
+    let report = inspect::report(&fixture("troubled"));
+    let text = inspect::text(&report, false);
+    assert_ne!(text, plain(&text));
+}
+
 #[test]
 fn inspect_prints_as_before() {
     for (name, view) in machines() {
         let report = inspect::report(&view);
-        insta::assert_snapshot!(format!("inspect-{name}"), inspect::text(&report, false));
-        insta::assert_snapshot!(format!("inspect-wide-{name}"), inspect::text(&report, true));
+        insta::assert_snapshot!(format!("inspect-{name}"), plain(&inspect::text(&report, false)));
+        insta::assert_snapshot!(format!("inspect-wide-{name}"), plain(&inspect::text(&report, true)));
         insta::assert_snapshot!(format!("inspect-json-{name}"), json(&report).unwrap());
     }
 }
@@ -33,7 +44,7 @@ fn plan_prints_as_before() {
     for (name, view) in machines() {
         for mode in [plan::Mode::VmPassthrough, plan::Mode::Container] {
             let report = plan::report(&view, mode, &[]);
-            insta::assert_snapshot!(format!("plan-{mode:?}-{name}"), plan::text(&report));
+            insta::assert_snapshot!(format!("plan-{mode:?}-{name}"), plain(&plan::text(&report)));
             insta::assert_snapshot!(format!("plan-json-{mode:?}-{name}"), json(&report).unwrap());
         }
     }
@@ -60,4 +71,56 @@ fn one_of_twins_alone_is_refused() {
     let report = plan::report(&fixture("twins"), plan::Mode::VmPassthrough, &["0000:03:00.0".parse().unwrap()]);
     let [gpu] = report.gpus.as_slice() else { panic!("{report:?}") };
     assert!(matches!(&gpu.verdict, plan::Verdict::Refused { refusal, .. } if refusal.reason == "SharedIommuGroup"));
+}
+
+#[test]
+fn early_prints_as_before() {
+    for name in ["eight-h200", "gb200", "gtx-860m", "rtx-4000", "troubled"] {
+        insta::assert_snapshot!(format!("early-{name}"), plain(&early::text(&early::report(&fixture(name), &[]))));
+    }
+}
+
+fn arguments(report: &early::EarlyReport) -> Vec<&str> {
+    report.kernel_arguments.iter().map(|argument| argument.argument.as_str()).collect()
+}
+
+#[test]
+fn a_gpu_that_stays_keeps_its_ids_out_of_the_kernel_arguments() {
+    let report = early::report(&fixture("eight-h200"), &["0000:18:00.0".parse().unwrap()]);
+    assert_eq!(report.functions.len(), 1, "{report:?}");
+    assert!(arguments(&report).iter().all(|argument| !argument.starts_with("vfio-pci.ids=")), "{report:?}");
+}
+
+#[test]
+fn an_argument_that_the_kernel_has_is_not_asked_for_again() {
+    let mut view = fixture("eight-h200");
+    view.inventory.facts.command_line = "root=/dev/sda1 iommu=pt quiet".to_owned();
+    let report = early::report(&view, &[]);
+    assert!(!arguments(&report).contains(&"iommu=pt"), "{report:?}");
+}
+
+#[test]
+fn a_gpu_that_is_in_use_now_can_be_bound_at_the_next_boot() {
+    let [_, (_, used)] = machines();
+    assert!(early::report(&used, &[]).refused.is_empty());
+}
+
+#[test]
+fn a_machine_config_carries_the_files_and_arguments_of_the_machine() {
+    let report = early::report(&fixture("eight-h200"), &[]);
+    let object = report.machine_config.as_ref().unwrap();
+    let files = object["spec"]["config"]["storage"]["files"].as_array().unwrap();
+    for (file, ours) in files.iter().zip(&report.files) {
+        assert_eq!(file["path"], ours.path);
+        let source = file["contents"]["source"].as_str().unwrap().strip_prefix("data:,").unwrap();
+        assert_eq!(percent_encoding::percent_decode_str(source).decode_utf8().unwrap(), ours.contents);
+    }
+    assert_eq!(files.len(), 3);
+    assert_eq!(object["spec"]["kernelArguments"], serde_json::json!(arguments(&report)));
+}
+
+#[test]
+fn a_machine_without_gpus_needs_nothing() {
+    let report = early::report(&fixture("mi300x"), &[]);
+    assert!(report.files.is_empty() && report.kernel_arguments.is_empty() && report.machine_config.is_none());
 }

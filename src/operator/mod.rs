@@ -7,12 +7,14 @@
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
+//! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
 pub mod kubevirt;
 pub mod node;
 pub mod policy;
 pub mod uninstall;
+pub mod vmi;
 mod world;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -24,8 +26,9 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
     kubevirt::Wiring,
-    node::pods::NodePods,
+    node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
 use crate::{
@@ -88,11 +91,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 /// Everything that writes, while the lease is held.
 async fn lead(client: &Client, config: Config, epoch: i64) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
-    let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()) };
+    let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()), gpu_nodes: Arc::new(Notify::new()) };
     let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
     follow.extend(follow_kubevirt);
+    let instances = Arc::default();
+    let (explainer, follow_instances) = Explainer::new(client, &world, events.clone(), &wake, &instances);
+    follow.push(follow_instances);
     let mut follow = join_all(follow);
     // Before the first list nothing is known, and "nothing there" would be acted upon.
     tokio::select! {
@@ -105,6 +111,8 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         client: client.clone(),
         world: world.clone(),
         pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        users: UserNames::new(client.clone()),
+        instances,
         events: events.clone(),
         epoch,
         policy: policy_rx,
@@ -117,6 +125,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,
+        runtimes: policy::Runtimes::default(),
         node_policy: policy_tx,
     });
     wake.policy.notify_one();
@@ -125,5 +134,6 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         follow,
         policy::run(policy_context, due, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
+        explainer.run(),
     );
 }

@@ -36,6 +36,8 @@ pub enum NodeWork {
 pub struct Wake {
     pub nodes: mpsc::UnboundedSender<NodeWork>,
     pub policy: Arc<Notify>,
+    /// Whoever explains by what nodes have.
+    pub gpu_nodes: Arc<Notify>,
 }
 
 impl Wake {
@@ -57,6 +59,7 @@ pub struct World {
     pub configs: Store<Guarded<GPUVirtConfig>>,
     /// Operands of ours, in the operator's namespace.
     pub daemon_sets: Store<DaemonSet>,
+    /// All of the operator's namespace, ours and those that a policy names; their values are not kept.
     pub config_maps: Store<ConfigMap>,
 }
 
@@ -76,6 +79,7 @@ impl World {
             follow(Api::<Guarded<GPUNode>>::all(client.clone()), everything.clone(), move |node| {
                 wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
                 wake.policy.notify_one();
+                wake.gpu_nodes.notify_one();
             })
         };
         let policy_wake = |wake: &Wake| {
@@ -92,11 +96,12 @@ impl World {
         };
         let (daemon_sets, follow_daemon_sets) = {
             let touched = policy_wake(wake);
-            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| touched())
+            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours, move |_| touched())
         };
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);
-            follow(Api::<ConfigMap>::namespaced(client.clone(), namespace), ours, move |_| touched())
+            let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+            follow_projected((), api, watcher::Config::default(), keys_only, move |_| touched())
         };
         let world = Self { nodes, gpu_nodes, policies, configs, daemon_sets, config_maps };
         let follow = vec![
@@ -145,6 +150,11 @@ where
     follow_as(K::DynamicType::default(), api, config, touched)
 }
 
+fn keys_only(map: &mut ConfigMap) {
+    map.data.iter_mut().flat_map(|data| data.values_mut()).for_each(String::clear);
+    map.binary_data.iter_mut().flat_map(|data| data.values_mut()).for_each(|value| value.0.clear());
+}
+
 /// [`follow`], of a kind that is known at run time.
 pub fn follow_as<K>(
     kind: K::DynamicType,
@@ -156,12 +166,32 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Send + Sync,
 {
+    follow_projected(kind, api, config, |_| {}, touched)
+}
+
+/// [`follow_as`], keeping only what `project` leaves.
+fn follow_projected<K>(
+    kind: K::DynamicType,
+    api: Api<K>,
+    config: watcher::Config,
+    project: fn(&mut K),
+    touched: impl Fn(Option<&K>) + Send + 'static,
+) -> (Store<K>, BoxFuture<'static, ()>)
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Send + Sync,
+{
     let name = K::kind(&kind).into_owned();
     let mut writer = Writer::<K>::new(kind);
     let store = writer.as_reader();
     let work = async move {
-        let mut events =
-            watcher(api, config).modify(|object| object.managed_fields_mut().clear()).default_backoff().boxed();
+        let mut events = watcher(api, config)
+            .modify(move |object| {
+                object.managed_fields_mut().clear();
+                project(object);
+            })
+            .default_backoff()
+            .boxed();
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {

@@ -7,6 +7,7 @@
 mod support;
 
 mod access;
+mod explain;
 mod kubelet;
 mod kubevirt;
 mod labels;

@@ -7,6 +7,7 @@
 mod support;
 
 mod agent;
+mod kubevirt;
 mod modes;
 mod node;
 mod plain;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, env, path::PathBuf, sync::OnceLock};
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUNode, GPUStatus},
+    v1alpha1::{CONFIG_NAME, GPUNode, GPUStatus, GPUVirtConfig},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
@@ -17,7 +17,7 @@ use crate::support::{
     NAMESPACE,
     alone::alone,
     cluster::{Cluster, script},
-    wait,
+    kubevirt, wait,
 };
 
 pub const NODE: &str = "node-1";
@@ -27,6 +27,9 @@ pub const H100: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 /// The first T4 of the node.
 pub const GPU: &str = "0000:43:00.0";
 
+/// Of the cluster's tools; the launcher is for KubeVirt's instances.
+const IMAGES: &str = "pause box virt-launcher";
+
 static LAB: OnceLock<Result<Machine, String>> = OnceLock::new();
 
 struct Machine {
@@ -35,7 +38,7 @@ struct Machine {
 
 /// One test's time with the node.
 pub struct Lab {
-    cluster: &'static Cluster,
+    pub cluster: &'static Cluster,
     pub client: Client,
 }
 
@@ -72,7 +75,7 @@ impl Machine {
         let cluster = Cluster::start()?;
         let mut args = vec![cluster.state().to_owned()];
         args.extend(images);
-        script("tests/lab/up.sh", args, &[("OUT", out.as_os_str())])?;
+        script("tests/lab/up.sh", args, &[("OUT", out.as_os_str()), ("IMAGES", IMAGES.as_ref())])?;
         install(&cluster)?;
         Ok(Self { cluster })
     }
@@ -93,6 +96,7 @@ fn show(cluster: &Cluster) {
     kubectl(&["get", "clusterpolicy,gpunodes"]);
     kubectl(&["get", "gpunode", NODE, "-o", "yaml"]);
     kubectl(&["get", "pods", "-A"]);
+    kubectl(&["get", "vmi", "-A", "-o", "yaml"]);
     kubectl(&["-n", NAMESPACE, "logs", "daemonset/gpuvirt-agent", "--tail=60"]);
     kubectl(&["-n", NAMESPACE, "logs", "deployment/gpuvirt-operator", "--tail=30"]);
 }
@@ -103,6 +107,9 @@ impl Lab {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
         let at_once = DeleteParams::default().grace_period(0);
         let _ = pods.delete_collection(&at_once, &kube::api::ListParams::default()).await;
+        kubevirt::delete_all(&self.client).await;
+        let configs: Api<GPUVirtConfig> = Api::all(self.client.clone());
+        let _ = configs.delete(CONFIG_NAME, &DeleteParams::default()).await;
         self.guest("killall -9 hold 2>/dev/null; true");
         if !self.released() {
             self.install();

@@ -10,9 +10,15 @@ use serde::Deserialize;
 
 use crate::address::PciAddress;
 use crate::driver;
-use crate::inventory::{PCI_DEVICES, PCI_DRIVERS, device_path};
+use crate::inventory::{PCI_DEVICES, device_path};
 use crate::iommu::GROUPS;
 use crate::tree::Tree;
+use crate::vgpu::MDEVS;
+
+mod function;
+mod nodes;
+
+pub(crate) use nodes::{ProcessEntry, add_driver, minor, nodes_of, process};
 
 /// A description. Fields are those of the YAML.
 #[derive(Clone, Debug, Deserialize)]
@@ -32,8 +38,14 @@ pub struct Description {
     pub(crate) modules: BTreeSet<String>,
     #[serde(default)]
     aliases: Vec<String>,
+    /// Loaded beside those that `drivers` are in.
+    #[serde(default)]
+    loaded: BTreeSet<String>,
+    unsafe_interrupts: Option<bool>,
     #[serde(default)]
     firmware_memory: BTreeMap<u32, Vec<String>>,
+    #[serde(default)]
+    mdevs: BTreeMap<String, DescribedMdev>,
     screen: Option<Screen>,
     #[serde(default)]
     holders: Vec<DescribedHolder>,
@@ -51,6 +63,15 @@ struct Screen {
     on: Option<PciAddress>,
     #[serde(default)]
     console: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescribedMdev {
+    on: PciAddress,
+    #[serde(rename = "type")]
+    kind: String,
+    group: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -81,6 +102,31 @@ pub(crate) struct DescribedFunction {
     acs: Option<DescribedAcs>,
     reset: Option<String>,
     vfs: Option<u16>,
+    power: Option<String>,
+    link: Option<[String; 2]>,
+    aer: Option<[u64; 3]>,
+    #[serde(default)]
+    fell_off: bool,
+    #[serde(default)]
+    mdev_types: BTreeMap<String, DescribedMdevType>,
+    vgpu: Option<DescribedVgpu>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescribedMdevType {
+    name: Option<String>,
+    description: Option<String>,
+    available: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescribedVgpu {
+    #[serde(default)]
+    current: u32,
+    #[serde(default)]
+    creatable: BTreeMap<u32, String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -102,6 +148,8 @@ pub enum DescriptionError {
     Circle { address: PciAddress, port: PciAddress },
     #[error("firmware_memory of group {group}: `{text}`: expected `0xFIRST 0xLAST`")]
     Memory { group: u32, text: String },
+    #[error("mdev {uuid}: function {on} has no `{kind}` among its mdev_types")]
+    Mdev { uuid: String, on: PciAddress, kind: String },
     #[error("holder {pid}: `{open}` is neither a path nor a function with a device node")]
     Holder { pid: i32, open: String },
 }
@@ -118,6 +166,9 @@ impl Description {
         self.host(&mut tree)?;
         for (address, function) in &self.functions {
             self.function(&mut tree, *address, function)?;
+        }
+        for (uuid, mdev) in &self.mdevs {
+            self.mdev(&mut tree, uuid, mdev)?;
         }
         // Processes last: they have nodes open that functions bring.
         for holder in &self.holders {
@@ -138,6 +189,12 @@ impl Description {
         tree.file(format!("{modules}/modules.alias"), aliases.join("\n"));
         let files: Vec<_> = self.modules.iter().map(|name| format!("kernel/drivers/vfio/pci/{name}.ko.xz:")).collect();
         tree.file(format!("{modules}/modules.dep"), files.join("\n"));
+        let loaded: Vec<_> = self.loaded.iter().map(|name| format!("{name} 16384 0 - Live 0x0\n")).collect();
+        tree.file("/proc/modules", loaded.concat());
+        if let Some(allowed) = self.unsafe_interrupts {
+            let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+            tree.file(parameter, if allowed { "Y\n" } else { "N\n" });
+        }
         if self.iommufd {
             tree.file("/dev/iommu", "char 10:124");
         }
@@ -182,81 +239,19 @@ impl Description {
         Ok(way.iter().rev().fold(root, |path, part| path.join(part.to_string())))
     }
 
-    fn function(
-        &self,
-        tree: &mut Tree,
-        address: PciAddress,
-        function: &DescribedFunction,
-    ) -> Result<(), DescriptionError> {
-        let field =
-            |field, text: &str, expected| DescriptionError::Field { address, field, text: text.to_owned(), expected };
-        let wrong_ids = || field("ids", &function.ids, "`vendor:device` or `vendor:device subvendor:subdevice` in hex");
-        let (ids, subsystem) = function.ids.split_once(' ').unwrap_or((&function.ids, "0000:0000"));
-        let ids = ids.split_once(':').zip(subsystem.split_once(':')).ok_or_else(wrong_ids)?;
-        let ((vendor, id), (subvendor, subdevice)) = ids;
-        if ![vendor, id, subvendor, subdevice].iter().all(|text| is_hex(text, 4)) {
-            return Err(wrong_ids());
+    fn mdev(&self, tree: &mut Tree, uuid: &str, mdev: &DescribedMdev) -> Result<(), DescriptionError> {
+        let DescribedMdev { on, kind, group } = mdev;
+        let offered = self.functions.get(on).is_some_and(|function| function.mdev_types.contains_key(kind));
+        if !offered {
+            return Err(DescriptionError::Mdev { uuid: uuid.to_owned(), on: *on, kind: kind.clone() });
         }
-        let class = &function.class;
-        if !is_hex(class, 6) {
-            return Err(field("class", class, "six hex digits, as in 030200"));
-        }
-        let modalias = format!(
-            "pci:v0000{}d0000{}sv0000{}sd0000{}bc{}sc{}i{}",
-            vendor.to_uppercase(),
-            id.to_uppercase(),
-            subvendor.to_uppercase(),
-            subdevice.to_uppercase(),
-            &class[0..2],
-            &class[2..4],
-            &class[4..6]
-        );
-        let device = self.sysfs_path(address)?;
-        let attributes = [
-            ("vendor", format!("0x{vendor}")),
-            ("device", format!("0x{id}")),
-            ("subsystem_vendor", format!("0x{subvendor}")),
-            ("subsystem_device", format!("0x{subdevice}")),
-            ("class", format!("0x{class}")),
-            ("modalias", modalias),
-            ("numa_node", function.numa.unwrap_or(-1).to_string()),
-            ("boot_vga", u8::from(function.boot_vga).to_string()),
-            ("driver_override", "(null)".to_owned()),
-        ];
-        let total = function.vfs.map(|count| ("sriov_totalvfs", count.to_string()));
-        let reset = function.reset.clone().map(|methods| ("reset_method", methods));
-        for (name, value) in attributes.into_iter().chain(total).chain(reset) {
-            tree.file(device.join(name), format!("{value}\n"));
-        }
-        if !function.bars.is_empty() {
-            let wrong =
-                |text: &str| field("bars", text, "a size as in `16M` or `32G`, with ` unassigned` after it, or `0`");
-            let lines: Result<Vec<_>, _> =
-                function.bars.iter().map(|text| bar(text).ok_or_else(|| wrong(text))).collect();
-            tree.file(device.join("resource"), lines?.concat());
-        }
-        if let Some(acs) = function.acs {
-            tree.file(device.join("config"), port_config(acs));
-        }
-        let below_devices = device.strip_prefix("/sys").unwrap_or(&device);
-        tree.link_to(device_path(address), Path::new("../../..").join(below_devices));
-        if let Some(group) = function.group {
-            let dir = PathBuf::from(GROUPS).join(group.to_string());
-            tree.link_to(device.join("iommu_group"), &dir);
-            tree.link_to(dir.join("devices").join(address.to_string()), &device);
-        }
-        if let Some(physfn) = function.physfn {
-            tree.link_to(device.join("physfn"), device_path(physfn));
-            let number =
-                self.functions.iter().filter(|(other, f)| f.physfn == Some(physfn) && **other < address).count();
-            tree.link_to(self.sysfs_path(physfn)?.join(format!("virtfn{number}")), device_path(address));
-        }
-        if let Some(driver) = &function.driver {
-            let group = function.group.map(|group| group.to_string());
-            tree.link_to(device.join("driver"), Path::new(PCI_DRIVERS).join(driver));
-            tree.link_to(Path::new(PCI_DRIVERS).join(driver).join(address.to_string()), device_path(address));
-            nodes_of(&device, address, driver, group.as_deref(), |path, text| tree.file(path, text));
-        }
+        let device = self.sysfs_path(*on)?.join(uuid);
+        tree.link_to(device.join("mdev_type"), device_path(*on).join("mdev_supported_types").join(kind));
+        let dir = PathBuf::from(GROUPS).join(group.to_string());
+        tree.link_to(device.join("iommu_group"), &dir);
+        tree.link_to(dir.join("devices").join(uuid), &device);
+        tree.link_to(Path::new(MDEVS).join(uuid), &device);
+        tree.file(format!("/dev/vfio/{group}"), format!("char 240:{group}"));
         Ok(())
     }
 
@@ -278,101 +273,5 @@ impl Description {
             ProcessEntry::Link(target) => tree.link_to(path, target),
         });
         Ok(())
-    }
-}
-
-fn is_hex(text: &str, length: usize) -> bool {
-    text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-/// A line of `resource`.
-fn bar(text: &str) -> Option<String> {
-    let (size, assigned) = match text.split_once(' ') {
-        Some((size, "unassigned")) => (size, false),
-        Some(_) => return None,
-        None => (text, true),
-    };
-    if size == "0" {
-        return Some("0x0 0x0 0x0\n".to_owned());
-    }
-    let (number, shift) = match (size.strip_suffix('M'), size.strip_suffix('G')) {
-        (Some(number), _) => (number, 20),
-        (None, Some(number)) => (number, 30),
-        (None, None) => return None,
-    };
-    let bytes = number.parse::<u64>().ok()?.checked_shl(shift).filter(|bytes| *bytes > 0)?;
-    // Where it lies is of no interest; the upper half of the address space has room for all.
-    let start = 1 << 45;
-    match assigned {
-        true => Some(format!("{start:#x} {:#x} 0x14220c\n", start + bytes - 1)),
-        false => Some(format!("0x0 {:#x} 0x2014220c\n", bytes - 1)),
-    }
-}
-
-fn port_config(acs: DescribedAcs) -> Vec<u8> {
-    let mut config = vec![0; 0x1000];
-    let (capability, control) = match acs {
-        DescribedAcs::Missing => (0x01, 0),
-        DescribedAcs::Off => (0x0d, 0),
-        DescribedAcs::On => (0x0d, 0x1d),
-    };
-    config[0x100..0x107].copy_from_slice(&[capability, 0, 1, 0, 0, 0, control]);
-    config
-}
-
-/// Its number among the nodes of a driver.
-pub(crate) fn minor(address: PciAddress) -> u32 {
-    u32::from(address.bus()) * 256 + u32::from(address.device()) * 8 + u32::from(address.function())
-}
-
-/// Files that a driver brings.
-pub(crate) fn add_driver(name: &str, mut file: impl FnMut(&Path, &str)) {
-    for attribute in ["bind", "unbind", "new_id"] {
-        file(&Path::new(PCI_DRIVERS).join(name).join(attribute), "");
-    }
-}
-
-/// Files and device nodes that come with a function's binding.
-pub(crate) fn nodes_of(
-    device: &Path,
-    address: PciAddress,
-    driver: &str,
-    group: Option<&str>,
-    mut file: impl FnMut(&Path, &str),
-) {
-    let number = minor(address);
-    if let Some(group) = group.filter(|_| driver::is_vfio(driver)) {
-        file(Path::new("/dev/vfio/vfio"), "char 10:196");
-        file(Path::new(&format!("/dev/vfio/{group}")), &format!("char 240:{group}"));
-        file(Path::new(&format!("/dev/vfio/devices/vfio{number}")), &format!("char 241:{number}"));
-        file(&device.join(format!("vfio-dev/vfio{number}/dev")), &format!("241:{number}\n"));
-    }
-    if driver == "nvidia" {
-        let information = format!("/proc/driver/nvidia/gpus/{address}/information");
-        file(Path::new(&information), &format!("Model: \t\t NVIDIA\nDevice Minor: \t {number}\n"));
-        file(Path::new(&format!("/dev/nvidia{number}")), &format!("char 195:{number}"));
-    }
-}
-
-pub(crate) enum ProcessEntry {
-    File(String),
-    Link(String),
-}
-
-/// What `/proc` has of a process with a device node open.
-pub(crate) fn process(
-    pid: i32,
-    command: &str,
-    node: &str,
-    pod: Option<&str>,
-    mut put: impl FnMut(&Path, ProcessEntry),
-) {
-    let proc = PathBuf::from(format!("/proc/{pid}"));
-    let cgroup = pod.map_or_else(|| "/system.slice".to_owned(), |uid| format!("/kubepods/burstable/pod{uid}/c0ffee"));
-    put(&proc.join("comm"), ProcessEntry::File(format!("{command}\n")));
-    put(&proc.join("cgroup"), ProcessEntry::File(format!("0::{cgroup}\n")));
-    // As with every process, some descriptors are no paths, and one is open twice.
-    for (fd, target) in [("0", "/dev/null"), ("1", "socket:[4711]"), ("7", node), ("8", node)] {
-        put(&proc.join("fd").join(fd), ProcessEntry::Link(target.to_owned()));
     }
 }

@@ -89,7 +89,7 @@ impl VfioDrivers {
 }
 
 /// Matches `*` and `?` as `fnmatch(3)` does; PCI aliases have no sets.
-fn glob(pattern: &str, text: &str) -> bool {
+pub(crate) fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
     // Where to go on when the text behind the last `*` does not fit: let the `*` take one more byte.

@@ -1,16 +1,17 @@
 //! What is true for a whole host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::console::{self, Framebuffer};
-use crate::driver::{self, VfioDrivers, canonical};
+use crate::driver::{self, VfioDrivers};
 use crate::host::{self, Host};
 use crate::inventory::{ObserveError, PCI_DRIVERS, note};
 use crate::iommu;
+use crate::module::{self, Ban, Config};
 
 /// What is true for the whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -35,6 +36,11 @@ pub struct HostFacts {
     pub iommus: BTreeSet<String>,
     /// Whether `/dev/iommu` exists: VFIO devices can be opened without their group.
     pub iommufd: bool,
+    /// Whether VMs are allowed without interrupt remapping, which lets a guest forge interrupts of the host
+    /// (`allow_unsafe_interrupts` of `vfio_iommu_type1`); `None` while that module is not loaded.
+    pub unsafe_interrupts: Option<bool>,
+    /// Modules that are loaded (`/proc/modules`); what is built in is not among them.
+    pub loaded_modules: BTreeSet<String>,
     /// Whether the driver `vfio-pci` is there, loaded or built in.
     pub vfio_pci_loaded: bool,
     /// Names of all PCI drivers that are there.
@@ -43,21 +49,14 @@ pub struct HostFacts {
     pub vfio_drivers: VfioDrivers,
     /// VFIO modules that this kernel has, built in or as files (`modules.builtin`, `modules.dep`), with `_` for `-`.
     pub vfio_modules: BTreeSet<String>,
+    /// Those of them that may not be loaded now, or need one that may not.
+    pub module_bans: BTreeMap<String, Ban>,
     /// Groups with a node in `/dev/vfio`.
     pub vfio_groups: BTreeSet<u32>,
     /// Names (`vfioN`) of the nodes in `/dev/vfio/devices`.
     pub vfio_devices: BTreeSet<String>,
     /// What shows the console, and on which device.
     pub framebuffers: Vec<Framebuffer>,
-}
-
-impl HostFacts {
-    /// Whether the kernel command line forbids loading a module (`module_blacklist=`, `kernel/module/main.c`).
-    pub fn forbids_module(&self, name: &str) -> bool {
-        let words = self.command_line.split_ascii_whitespace();
-        let lists = words.filter_map(|word| word.strip_prefix("module_blacklist="));
-        lists.flat_map(|list| list.split(',')).any(|listed| canonical(listed) == canonical(name))
-    }
 }
 
 pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFacts {
@@ -67,6 +66,7 @@ pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFact
     let architecture = host::text(host, Path::new("/proc/sys/kernel/arch"));
     let os = host::text(host, Path::new("/etc/os-release")).unwrap_or_default();
     let drivers = note(errors, PCI_DRIVERS, names(host, PCI_DRIVERS)).unwrap_or_default();
+    let vfio_modules = vfio_modules(host, &kernel_release);
     HostFacts {
         architecture: architecture.unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
         os_id: os_release(&os, "ID"),
@@ -77,9 +77,12 @@ pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFact
         iommu: false,
         iommus: names(host, "/sys/class/iommu").unwrap_or_default(),
         iommufd: host.exists(Path::new("/dev/iommu")),
+        unsafe_interrupts: unsafe_interrupts(host),
+        loaded_modules: loaded_modules(host),
         vfio_pci_loaded: drivers.contains(driver::VFIO_PCI),
         vfio_drivers: note(errors, "/lib/modules", VfioDrivers::read(host, &kernel_release)).unwrap_or_default(),
-        vfio_modules: vfio_modules(host, &kernel_release),
+        vfio_modules: vfio_modules.keys().cloned().collect(),
+        module_bans: vfio_modules.into_iter().filter_map(|(name, ban)| Some((name, ban?))).collect(),
         vfio_groups: iommu::open_nodes(host),
         vfio_devices: names(host, "/dev/vfio/devices").unwrap_or_default(),
         framebuffers: console::framebuffers(host),
@@ -97,8 +100,22 @@ fn os_release(text: &str, key: &str) -> String {
     value.unwrap_or_default().trim_matches(['"', '\'']).to_owned()
 }
 
+/// `Y` or `N` (`param_get_bool`, `kernel/params.c`).
+fn unsafe_interrupts(host: &impl Host) -> Option<bool> {
+    let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+    host::text(host, Path::new(parameter)).ok().map(|text| text == "Y")
+}
+
+/// The first word of each line (`m_show`, `kernel/module/procfs.c`).
+fn loaded_modules(host: &impl Host) -> BTreeSet<String> {
+    let text = host::text(host, Path::new("/proc/modules")).unwrap_or_default();
+    text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
+}
+
+/// Its head is enough: the file has an entry for each processor, and asks each for its frequency.
 fn cpu_vendor(host: &impl Host) -> String {
-    let text = host::text(host, Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let head = host.head(Path::new("/proc/cpuinfo"), 1024).unwrap_or_default();
+    let text = String::from_utf8_lossy(&head);
     let line = text.lines().find_map(|line| line.strip_prefix("vendor_id"));
     line.and_then(|line| line.split_once(':')).map(|(_, vendor)| vendor.trim().to_owned()).unwrap_or_default()
 }
@@ -109,11 +126,26 @@ fn secure_boot(host: &impl Host) -> Option<bool> {
     host.read(Path::new(variable)).ok()?.get(4).map(|value| *value == 1)
 }
 
-/// Only names that end like a VFIO driver's: the tables have thousands of others.
-fn vfio_modules(host: &impl Host, release: &str) -> BTreeSet<String> {
+/// VFIO modules and what forbids them. Only names that end like a VFIO driver's: the tables have thousands of others.
+fn vfio_modules(host: &impl Host, release: &str) -> BTreeMap<String, Option<Ban>> {
     let dir = PathBuf::from("/lib/modules").join(release);
-    let tables = ["modules.dep", "modules.builtin"].map(|table| host::text(host, &dir.join(table)).unwrap_or_default());
-    let files = tables.iter().flat_map(|text| text.lines()).map(|line| line.split(':').next().unwrap_or_default());
-    let names = files.filter_map(|file| Some(file.rsplit('/').next()?.split_once(".ko")?.0));
-    names.filter(|name| driver::is_vfio(name)).map(canonical).collect()
+    let [dep, builtin] =
+        ["modules.dep", "modules.builtin"].map(|file| host::text(host, &dir.join(file)).unwrap_or_default());
+    let config = Config::read(host, release);
+    let is_there = |name: &str| host.exists(&Path::new("/sys/module").join(name));
+    let ban = |name: &str, needs: &str| {
+        let needs = needs.split_ascii_whitespace().filter_map(|file| module::name_of(Path::new(file)));
+        let found =
+            std::iter::once(name.to_owned()).chain(needs).find_map(|module| Some((config.ban(&module)?, module)));
+        let found = found.or_else(|| Some((config.renamed(name)?, name.to_owned())));
+        found.filter(|(_, module)| !is_there(module)).map(|(ban, _)| ban)
+    };
+    let vfio = |file: &str| module::name_of(Path::new(file)).filter(|name| driver::is_vfio(name));
+    let files = dep.lines().filter_map(|line| {
+        let (file, needs) = line.split_once(':')?;
+        let name = vfio(file)?;
+        let ban = ban(&name, needs);
+        Some((name, ban))
+    });
+    files.chain(builtin.lines().filter_map(|file| Some((vfio(file)?, None)))).collect()
 }

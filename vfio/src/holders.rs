@@ -1,15 +1,18 @@
 //! Who has a GPU open.
 //!
 //! Looked for by device number in `/proc/*/fd`, since a container may give a node any path: the group's and the device's
-//! VFIO nodes, `/dev/nvidiaN` (told apart by `/proc/driver/nvidia/gpus/*/information`), `/dev/dri/*` and `/dev/snd/*` of a
-//! GPU and its companions. A block device behind a companion (USB) is held while it is mounted or part of another block
+//! VFIO nodes, those of its virtual functions and mediated devices, `/dev/nvidiaN` (told apart by
+//! `/proc/driver/nvidia/gpus/*/information`), `/dev/dri/*` and `/dev/snd/*` of a GPU and its companions. A block device behind a companion (USB) is held while it is mounted or part of another block
 //! device. `/dev/nvidiactl` and `/dev/nvidia-uvm` belong to no single GPU: they stand in the way of a module's unload only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use crate::address::PciAddress;
 pub use crate::holder::{Holder, HolderKind};
@@ -43,14 +46,19 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
             nodes.entry(number).or_insert_with(|| Node { path, gpus: Vec::new() }).gpus.push(gpu);
         }
     };
-    let minors = nvidia_minors(host);
+    let minors = nvidia_minors(host, inventory);
+    let unclaimed = unclaimed_minors(host, &minors);
     for gpu in inventory.gpus() {
         let address = gpu.primary.address;
-        if let Some(group) = gpu.group {
+        let parts = parts(inventory, address);
+        for group in gpu.group.into_iter().chain(parts) {
             add(PathBuf::from(format!("/dev/vfio/{group}")), address);
         }
-        if let Some(minor) = minors.get(&address) {
-            add(PathBuf::from(format!("/dev/nvidia{minor}")), address);
+        match minors.get(&address) {
+            Some(Some(minor)) => add(nvidia_node(*minor), address),
+            // It could be any that is no other GPU's.
+            Some(None) => unclaimed.iter().for_each(|minor| add(nvidia_node(*minor), address)),
+            None => {}
         }
         for function in std::iter::once(gpu.primary).chain(gpu.companions) {
             if let Some(name) = &function.vfio_dev {
@@ -67,16 +75,43 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
     nodes
 }
 
-/// `Device Minor` of each GPU that the NVIDIA driver has.
-fn nvidia_minors(host: &impl Host) -> BTreeMap<PciAddress, u32> {
-    let dir = Path::new("/proc/driver/nvidia/gpus");
-    let names = host.list(dir).unwrap_or_default();
-    let minor = |name: &OsStr| {
-        let text = host::text(host, &dir.join(name).join("information")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
-        Some((name.to_str()?.parse().ok()?, line.trim().parse().ok()?))
-    };
-    names.iter().filter_map(|name| minor(name)).collect()
+/// IOMMU groups of what a VM may have instead of the GPU: its virtual functions and mediated devices.
+fn parts(inventory: &Inventory, gpu: PciAddress) -> Vec<u32> {
+    let vfs = inventory.functions.values().filter(|function| function.physfn == Some(gpu));
+    let (mut addresses, mut groups) = (vec![gpu], Vec::new());
+    for vf in vfs {
+        addresses.push(vf.address);
+        groups.extend(vf.iommu_group);
+    }
+    let mdevs = inventory.mdevs.values().filter(|mdev| mdev.parent.is_some_and(|parent| addresses.contains(&parent)));
+    groups.extend(mdevs.filter_map(|mdev| mdev.iommu_group));
+    groups
+}
+
+fn nvidia_node(minor: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nvidia{minor}"))
+}
+
+/// `Device Minor` of each GPU that the NVIDIA driver has; `None` where it does not say, as when it waits for a GPU that is
+/// gone.
+fn nvidia_minors(host: &impl Host, inventory: &Inventory) -> BTreeMap<PciAddress, Option<u32>> {
+    let gpus = inventory.gpus().into_iter().map(|gpu| gpu.primary);
+    let gpus: Vec<_> = gpus.filter(|gpu| gpu.driver.as_deref() == Some("nvidia")).map(|gpu| gpu.address).collect();
+    let path = |gpu: &PciAddress| PathBuf::from(format!("/proc/driver/nvidia/gpus/{gpu}/information"));
+    let subjects = gpus.iter().map(path).map(|path| (path.clone(), path)).collect();
+    let texts = host.each(subjects, |host, path| host::text(host, path));
+    let minor = |text: String| text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok();
+    gpus.into_iter().zip(texts).map(|(gpu, text)| (gpu, text.flatten().ok().and_then(minor))).collect()
+}
+
+/// Numbers of nodes that no GPU is known to have; looked for only where there is a GPU that does not tell.
+fn unclaimed_minors(host: &impl Host, minors: &BTreeMap<PciAddress, Option<u32>>) -> Vec<u32> {
+    if minors.values().all(Option::is_some) {
+        return Vec::new();
+    }
+    let names = host.list(Path::new("/dev")).unwrap_or_default();
+    let numbers = names.iter().filter_map(|name| name.to_str()?.strip_prefix("nvidia")?.parse().ok());
+    numbers.filter(|number| !minors.values().flatten().any(|claimed| claimed == number)).collect()
 }
 
 /// `sound/card0/{controlC0,pcmC0D3p,…}` are `/dev/snd/…`.
@@ -95,28 +130,21 @@ fn scan_processes(
     nodes: &BTreeMap<DeviceNumber, Node>,
     held: &mut BTreeMap<PciAddress, BTreeSet<Holder>>,
 ) {
-    let mut unseen = None;
-    match host.list(Path::new("/proc")) {
-        Err(_) => unseen = Some(0),
-        Ok(names) => {
-            for pid in names.iter().filter_map(|name| name.to_str()?.parse::<i32>().ok()) {
-                let fds = PathBuf::from(format!("/proc/{pid}/fd"));
-                let numbers = match host.open_devices(&fds) {
-                    Ok(numbers) => numbers,
-                    Err(error) => {
-                        // Anything else is a process that ended meanwhile.
-                        if error.kind() == io::ErrorKind::PermissionDenied {
-                            unseen.get_or_insert(pid);
-                        }
-                        continue;
-                    }
-                };
+    let names = host.list(Path::new("/proc"));
+    let mut unseen = names.is_err().then_some(0);
+    let pids: Vec<i32> = names.unwrap_or_default().iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
+    for (pid, found) in look_at(host, &pids, nodes) {
+        match found {
+            Look::Holds(numbers) => {
                 for node in numbers.iter().filter_map(|number| nodes.get(number)) {
                     let holder = holder(host, pid, node.path.clone());
                     for gpu in &node.gpus {
                         held.entry(*gpu).or_default().insert(holder.clone());
                     }
                 }
+            }
+            Look::Forbidden => {
+                unseen.get_or_insert(pid);
             }
         }
     }
@@ -126,6 +154,41 @@ fn scan_processes(
             held.entry(gpu.primary.address).or_default().insert(holder);
         }
     }
+}
+
+/// What matters of a process.
+enum Look {
+    Holds(BTreeSet<DeviceNumber>),
+    Forbidden,
+}
+
+/// Looks at the descriptors of all processes, on a few processors at once: there may be 100,000 of them.
+fn look_at(host: &impl Host, pids: &[i32], nodes: &BTreeMap<DeviceNumber, Node>) -> Vec<(i32, Look)> {
+    /// A thread for fewer processes costs more than it saves.
+    const SHARE: usize = 64;
+    const MOST: usize = 4;
+    let look = |pid: i32| match host.open_devices(Path::new(&format!("/proc/{pid}/fd"))) {
+        Ok(numbers) => {
+            let numbers: BTreeSet<_> = numbers.into_iter().filter(|number| nodes.contains_key(number)).collect();
+            (!numbers.is_empty()).then_some((pid, Look::Holds(numbers)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Some((pid, Look::Forbidden)),
+        // It ended meanwhile.
+        Err(_) => None,
+    };
+    let next = AtomicUsize::new(0);
+    let work = || std::iter::from_fn(|| pids.get(next.fetch_add(1, Ordering::Relaxed))).filter_map(|pid| look(*pid));
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let helpers = processors.min(MOST).min(pids.len() / SHARE).saturating_sub(1);
+    let mut found: Vec<_> = thread::scope(|scope| {
+        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(|| work().collect::<Vec<_>>())).collect();
+        let own: Vec<_> = work().collect();
+        let others =
+            helpers.into_iter().flat_map(|helper| helper.join().expect("looking at a process should not panic"));
+        own.into_iter().chain(others).collect()
+    });
+    found.sort_by_key(|(pid, _)| *pid);
+    found
 }
 
 fn holder(host: &impl Host, pid: i32, path: PathBuf) -> Holder {

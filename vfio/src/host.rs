@@ -7,13 +7,13 @@
 #![allow(clippy::disallowed_methods, reason = "this file is the door that the lint points to")]
 
 use std::collections::BTreeSet;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::dir::Dir;
@@ -22,12 +22,14 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
 use nix::libc;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
+use crate::late::Late;
+
 /// Most that is read of one attribute below `/sys`: the kernel never gives more than a page.
 const ATTRIBUTE_LIMIT: u64 = 64 * 1024;
 /// Most that is read of any other file: `modules.alias` of a distribution kernel has 1-3 MiB.
 const FILE_LIMIT: u64 = 32 * 1024 * 1024;
-/// How long a read may wait for a device's lock before it counts as failed.
-const LOCK_DEADLINE: Duration = Duration::from_secs(2);
+/// How long the kernel may take to answer about one device. The slowest honest answer wakes it from D3cold (0.1-1 s).
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Major and minor number of a device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,9 +55,15 @@ pub struct Stat {
 }
 
 /// A host that can be read. All paths are absolute as the host sees them, e.g. `/sys/bus/pci/devices`.
-pub trait Host {
+pub trait Host: Sync {
     /// The whole content; fails rather than truncating when the file is larger than anything sensible.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// The first bytes, at most `length`; nothing behind them is asked for.
+    fn head(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = self.read(path)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
     /// The text of a symbolic link, not followed.
     fn link(&self, path: &Path) -> io::Result<PathBuf>;
     /// Names in a directory, sorted, without `.` and `..`.
@@ -64,6 +72,20 @@ pub trait Host {
     fn exists(&self, path: &Path) -> bool;
     /// What the path leads to, links followed, also those of `/proc/PID/fd`.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
+    /// Reads about several things, one after the other, of which each may wait in the kernel for good. A thing is named by
+    /// a path, e.g. a device's directory; what is given with it is handed to `read`.
+    ///
+    /// # Errors
+    /// `TimedOut` for each whose read has not come back by the host's deadline, where it has one.
+    fn each<I, T, F>(&self, subjects: Vec<(PathBuf, I)>, read: F) -> Vec<io::Result<T>>
+    where
+        Self: Sized,
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+        F: Fn(&Self, &I) -> T + Send + Sync + 'static,
+    {
+        subjects.iter().map(|(_, subject)| Ok(read(self, subject))).collect()
+    }
     /// Numbers of the character devices that a process has open; `dir` is its `/proc/PID/fd`.
     fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
         // Sockets, pipes and anonymous inodes have no path, so they are not asked for more.
@@ -113,9 +135,8 @@ pub(crate) fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 pub struct Root {
     path: PathBuf,
     dir: Arc<OwnedFd>,
-    /// Attributes whose read has not come back: not asked again before it does.
-    late: Arc<Mutex<BTreeSet<PathBuf>>>,
-    lock_deadline: Duration,
+    late: Arc<Late>,
+    deadline: Duration,
 }
 
 impl Root {
@@ -125,7 +146,14 @@ impl Root {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(&path, flags, nix::sys::stat::Mode::empty())
             .map_err(|errno| io::Error::other(format!("host root {}: {errno}", path.display())))?;
-        Ok(Self { path, dir: Arc::new(fd), late: Arc::default(), lock_deadline: LOCK_DEADLINE })
+        Ok(Self { path, dir: Arc::new(fd), late: Arc::default(), deadline: DEADLINE })
+    }
+
+    /// The same host with another time that the kernel may take to answer about one device (2 s otherwise).
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
     }
 
     /// The directory itself, as this process sees it.
@@ -136,37 +164,6 @@ impl Root {
     /// Opens a file of the host. `O_CLOEXEC` is added.
     pub(crate) fn open(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
         open_below(self.dir.as_fd(), path, flags)
-    }
-
-    /// Reading `driver_override` takes the device's lock, which a hanging `unbind` holds for good: a thread that waits
-    /// for it can be abandoned, the caller cannot.
-    fn read_locking(&self, path: &Path) -> io::Result<Vec<u8>> {
-        let waiting = || io::Error::new(io::ErrorKind::TimedOut, "the device's lock is held, an unbind may be hanging");
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        if !late.insert(path.to_owned()) {
-            return Err(waiting());
-        }
-        drop(late);
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let (root, path) = (self.clone(), path.to_owned());
-        std::thread::spawn(move || {
-            let result = root.read_now(&path);
-            root.late.lock().unwrap_or_else(PoisonError::into_inner).remove(&path);
-            // The caller may have given up.
-            let _ = sender.send(result);
-        });
-        receiver.recv_timeout(self.lock_deadline).unwrap_or_else(|_| Err(waiting()))
-    }
-
-    fn read_now(&self, path: &Path) -> io::Result<Vec<u8>> {
-        let limit = if path.starts_with("/sys") { ATTRIBUTE_LIMIT } else { FILE_LIMIT };
-        let file = File::from(self.open(path, OFlag::O_RDONLY)?);
-        let mut bytes = Vec::new();
-        file.take(limit + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > limit {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("larger than {limit} bytes")));
-        }
-        Ok(bytes)
     }
 }
 
@@ -187,10 +184,38 @@ fn open_below(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::Result<Own
 
 impl Host for Root {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        if path.file_name().is_some_and(|name| name == "driver_override") {
-            return self.read_locking(path);
+        let limit = if path.starts_with("/sys") { ATTRIBUTE_LIMIT } else { FILE_LIMIT };
+        let file = File::from(self.open(path, OFlag::O_RDONLY)?);
+        let mut bytes = Vec::new();
+        file.take(limit + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > limit {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("larger than {limit} bytes")));
         }
-        self.read_now(path)
+        Ok(bytes)
+    }
+
+    fn each<I, T, F>(&self, subjects: Vec<(PathBuf, I)>, read: F) -> Vec<io::Result<T>>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+        F: Fn(&Self, &I) -> T + Send + Sync + 'static,
+    {
+        let host = self.clone();
+        self.late.each(self.deadline, subjects, move |subject| read(&host, subject))
+    }
+
+    fn head(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let mut file = File::from(self.open(path, OFlag::O_RDONLY)?);
+        let mut got = 0;
+        while got < length {
+            match file.read(&mut bytes[got..])? {
+                0 => break,
+                count => got += count,
+            }
+        }
+        bytes.truncate(got);
+        Ok(bytes)
     }
 
     fn link(&self, path: &Path) -> io::Result<PathBuf> {
@@ -219,14 +244,23 @@ impl Host for Root {
     /// One call a descriptor: there are 100,000 of them on a busy host.
     fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
         let mut names = Dir::from_fd(self.open(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?)?;
-        let opened = self.open(dir, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root.
-        let procfs = fstatfs(&opened)?.filesystem_type() == PROC_SUPER_MAGIC;
+        // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root, and
+        // there the same text leads to the same file.
+        let procfs = fstatfs(&names)?.filesystem_type() == PROC_SUPER_MAGIC;
+        let entries: Vec<CString> = names.iter().filter_map(|entry| Some(entry.ok()?.file_name().to_owned())).collect();
         let mut numbers = BTreeSet::new();
-        for entry in names.iter() {
-            let entry = entry?;
-            let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
-            let stat = if procfs { statx(opened.as_fd(), name, 0) } else { self.stat(&dir.join(name)) };
+        let mut targets = BTreeSet::new();
+        for name in entries {
+            let stat = if procfs {
+                statx(names.as_fd(), &name, 0)
+            } else {
+                match readlinkat(&names, name.as_c_str()) {
+                    Ok(target) if target.as_bytes().starts_with(b"/") && targets.insert(target.clone()) => {
+                        self.stat(Path::new(&target))
+                    }
+                    Ok(_) | Err(_) => continue,
+                }
+            };
             numbers.extend(stat.ok().and_then(|stat| stat.kind.char_device()));
         }
         Ok(numbers)
@@ -238,14 +272,14 @@ impl Host for Root {
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         match self.open(path, OFlag::O_PATH) {
-            Ok(fd) => statx(fd.as_fd(), Path::new(""), libc::AT_EMPTY_PATH),
+            Ok(fd) => statx(fd.as_fd(), c"", libc::AT_EMPTY_PATH),
             // RESOLVE_IN_ROOT never walks a descriptor link of /proc; the link names an open file, not a path, so
             // following it cannot leave the root.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EXDEV | libc::ELOOP)) && is_descriptor(path) => {
                 let parent = path.parent().expect("a descriptor link should have a parent");
                 let name = path.file_name().expect("a descriptor link should have a name");
                 let dir = self.open(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-                statx(dir.as_fd(), Path::new(name), 0)
+                statx(dir.as_fd(), &CString::new(name.as_bytes())?, 0)
             }
             Err(error) => Err(error),
         }
@@ -259,8 +293,7 @@ fn is_descriptor(path: &Path) -> bool {
 }
 
 /// `statx` rather than `fstatat`: it can be told not to ask a network file system's server, which may be gone.
-fn statx(dir: BorrowedFd<'_>, path: &Path, flags: libc::c_int) -> io::Result<Stat> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
+fn statx(dir: BorrowedFd<'_>, path: &CStr, flags: libc::c_int) -> io::Result<Stat> {
     let mut out = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `dir` is an open descriptor, `path` ends in NUL, `out` has room for one `struct statx`.
     let result = unsafe {
@@ -339,20 +372,5 @@ mod tests {
         assert_eq!(root.link(&path).unwrap(), Path::new("/dev/null"));
         let all = root.open_devices(path.parent().unwrap()).unwrap();
         assert!(all.contains(&DeviceNumber { major: 1, minor: 3 }), "{all:?}");
-    }
-
-    #[test]
-    fn a_read_that_waits_for_a_device_lock_is_an_error_in_time_and_is_not_piled_up() {
-        let (dir, mut root) = tree();
-        root.lock_deadline = Duration::from_millis(50);
-        std::fs::create_dir_all(dir.path().join("sys")).unwrap();
-        // Opening a FIFO waits for its other end as the read of the attribute waits for the lock.
-        let fifo = dir.path().join("sys/driver_override");
-        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let path = Path::new("/sys/driver_override");
-        assert_eq!(root.read(path).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(root.late.lock().unwrap().len(), 1);
-        root.lock_deadline = Duration::from_secs(3600);
-        assert_eq!(root.read(path).unwrap_err().kind(), io::ErrorKind::TimedOut, "the second read does not wait");
     }
 }

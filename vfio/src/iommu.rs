@@ -21,7 +21,10 @@ pub(crate) fn groups(host: &impl Host) -> io::Result<BTreeMap<u32, BTreeSet<Stri
     let mut groups = BTreeMap::new();
     for name in host::optional(host.list(Path::new(GROUPS)))?.unwrap_or_default() {
         let Some(number) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let devices = host.list(&PathBuf::from(GROUPS).join(&name).join("devices"))?;
+        // One that has gone meanwhile is none any more.
+        let Some(devices) = host::optional(host.list(&PathBuf::from(GROUPS).join(&name).join("devices")))? else {
+            continue;
+        };
         groups.insert(number, devices.iter().map(|device| device.to_string_lossy().into_owned()).collect());
     }
     Ok(groups)
@@ -46,12 +49,16 @@ impl fmt::Display for Region {
     }
 }
 
+/// What the kernel says of a group's memory; it takes the group's lock.
+pub(crate) fn reserved_regions(group: u32) -> PathBuf {
+    PathBuf::from(GROUPS).join(group.to_string()).join("reserved_regions")
+}
+
 /// Memory that firmware uses through a device of the group (Intel RMRR, AMD IVMD): lines of type `direct` in
 /// `reserved_regions` (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`). The kernel gives such a device to no VM
 /// (`iommu_group_claim_dma_owner`, `require_direct`); `direct-relaxable` (graphics, USB) and `msi` are no obstacle.
-pub(crate) fn firmware_memory(host: &impl Host, group: u32) -> io::Result<Vec<Region>> {
-    let path = PathBuf::from(GROUPS).join(group.to_string()).join("reserved_regions");
-    let text = host::optional(host::text(host, &path))?.unwrap_or_default();
+pub(crate) fn firmware_memory(host: &impl Host, reserved_regions: &Path) -> io::Result<Vec<Region>> {
+    let text = host::optional(host::text(host, reserved_regions))?.unwrap_or_default();
     let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let region = |line: &str| {
         let mut words = line.split_ascii_whitespace();

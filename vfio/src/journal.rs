@@ -30,6 +30,18 @@ pub enum Origin {
     Unbound,
     /// On a VFIO driver already when it was first seen: somebody else's doing, never undone.
     Adopted,
+    /// On a VFIO driver when an empty journal took the place of a damaged one: whose doing is not known, so never undone.
+    Lost,
+}
+
+impl Origin {
+    /// Whether it says that the function is not to be taken from VFIO.
+    pub(crate) fn stays(&self) -> bool {
+        match self {
+            Self::Adopted | Self::Lost => true,
+            Self::Driver(_) | Self::Unbound => false,
+        }
+    }
 }
 
 /// A write that has not come back: the process sleeps in the kernel and holds the device's lock.
@@ -56,6 +68,14 @@ struct State {
     epoch: i64,
     functions: BTreeMap<PciAddress, Entry>,
     pending: BTreeMap<PciAddress, Pending>,
+    /// It follows a damaged one, and what is on VFIO has not been noted since.
+    #[serde(skip_serializing_if = "is_false")]
+    lost: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The journal of one host. See the module.
@@ -72,8 +92,8 @@ pub enum JournalError {
     #[error("journal {path}: {source}; nothing is changed on the host before it can be written", path = path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error(
-        "journal {path} is damaged ({reason}) and was moved to {moved_to}; an empty one is used from now on, so devices \
-         on vfio-pci count as bound by somebody else and are not released",
+        "journal {path} is damaged ({reason}) and was moved to {moved_to}; an empty one is used from now on, so who bound \
+         the devices that are on vfio-pci now is not known, and they are not released",
         path = path.display(), moved_to = moved_to.display()
     )]
     Corrupt { path: PathBuf, moved_to: PathBuf, reason: String },
@@ -86,7 +106,8 @@ pub enum JournalError {
 impl Journal {
     /// Reads the journal; a missing file is an empty journal.
     ///
-    /// A damaged file is moved aside and reported once as [`JournalError::Corrupt`]: opening again gives an empty journal.
+    /// A damaged file is moved aside and reported once as [`JournalError::Corrupt`]: opening again gives an empty journal
+    /// that knows what it follows.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, JournalError> {
         let path = path.into();
         let state = match fs::read(&path) {
@@ -94,7 +115,9 @@ impl Journal {
                 Ok(state) => state,
                 Err(error) => return Err(move_aside(path, &error)),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                State { lost: damaged(&path).exists(), ..State::default() }
+            }
             Err(source) => return Err(JournalError::Io { path, source }),
         };
         Ok(Self { path: Some(path), state })
@@ -124,9 +147,18 @@ impl Journal {
         (entry.ids == function.ids()).then_some(&entry.origin)
     }
 
-    /// Whether the function was put on its VFIO driver by somebody else. What is not in the journal was not done here.
-    pub fn is_adopted(&self, function: &Function) -> bool {
-        function.on_vfio() && matches!(self.origin(function), None | Some(Origin::Adopted))
+    /// [`Origin::Adopted`] or [`Origin::Lost`] of a function that is on VFIO and stays there; `None` where it was put there
+    /// from here, or is not there. What is not in the journal was not done here, unless an earlier one was lost.
+    pub(crate) fn adopted(&self, function: &Function) -> Option<Origin> {
+        match self.origin(function) {
+            _ if !function.on_vfio() => None,
+            None => Some(self.newcomer()),
+            Some(origin) => origin.stays().then(|| origin.clone()),
+        }
+    }
+
+    fn newcomer(&self) -> Origin {
+        if self.state.lost { Origin::Lost } else { Origin::Adopted }
     }
 
     /// Notes all functions of GPUs that are on a VFIO driver without having been put there by us; returns the new ones.
@@ -136,12 +168,13 @@ impl Journal {
         for gpu in inventory.gpus() {
             for function in std::iter::once(gpu.primary).chain(gpu.companions) {
                 if function.on_vfio() && self.origin(function).is_none() && !adopted.contains(&function.address) {
-                    let entry = Entry { ids: function.ids(), origin: Origin::Adopted };
+                    let entry = Entry { ids: function.ids(), origin: self.newcomer() };
                     state.functions.insert(function.address, entry);
                     adopted.push(function.address);
                 }
             }
         }
+        state.lost = false;
         self.save(state)?;
         Ok(adopted)
     }
@@ -255,13 +288,18 @@ pub(crate) fn parse_stat(text: &str) -> Option<(char, u64)> {
 }
 
 fn move_aside(path: PathBuf, error: &serde_json::Error) -> JournalError {
-    let mut moved_to = path.clone().into_os_string();
-    moved_to.push(".damaged");
-    let moved_to = PathBuf::from(moved_to);
+    let moved_to = damaged(&path);
     match fs::rename(&path, &moved_to) {
         Ok(()) => JournalError::Corrupt { path, moved_to, reason: error.to_string() },
         Err(source) => JournalError::Io { path, source },
     }
+}
+
+/// Where a damaged journal is kept.
+fn damaged(path: &Path) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(".damaged");
+    name.into()
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -320,8 +358,27 @@ mod tests {
             let JournalError::Corrupt { moved_to, .. } = &error else { panic!("{damage}: {error}") };
             assert_eq!(fs::read_to_string(moved_to).unwrap(), damage);
             assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
-            assert_eq!(Journal::open(&path).unwrap().state, State::default());
+            assert_eq!(Journal::open(&path).unwrap().state, State { lost: true, ..State::default() });
         }
+    }
+
+    #[test]
+    fn what_is_on_vfio_behind_a_lost_journal_is_nobodys_for_sure_and_what_comes_later_is_somebody_elses() {
+        let (_dir, path) = file();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "{").unwrap();
+        Journal::open(&path).unwrap_err();
+        let inventory = crate::observe(&crate::testing::Machine::described("eight-t4"));
+        let gpu = &inventory.functions[&"0000:35:00.0".parse().unwrap()];
+        // A process that was killed before it could note them changes nothing about that.
+        Journal::open(&path).unwrap().admit_epoch(3).unwrap();
+        let mut journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.adopted(gpu), Some(Origin::Lost));
+        journal.adopt(&inventory).unwrap();
+        let mut journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.adopted(gpu), Some(Origin::Lost));
+        journal.forget(gpu.address).unwrap();
+        assert_eq!(journal.adopted(gpu), Some(Origin::Adopted));
     }
 
     #[test]

@@ -344,8 +344,11 @@ fn write_now(root: &Root, path: &Path, value: &[u8]) -> Answer {
 fn load_now(root: &Root, name: &str) -> Answer {
     match module::load(root, name) {
         Ok(()) => Answer::Done,
-        Err(error @ (ModuleError::Unknown { .. } | ModuleError::Read { .. } | ModuleError::Refused { .. })) => {
-            Answer::Failed(error.to_string())
-        }
+        Err(
+            error @ (ModuleError::Unknown { .. }
+            | ModuleError::Forbidden { .. }
+            | ModuleError::Read { .. }
+            | ModuleError::Refused { .. }),
+        ) => Answer::Failed(error.to_string()),
     }
 }

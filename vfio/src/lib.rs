@@ -5,8 +5,9 @@
 //! |---|---|
 //! | [`address`] | the address of a PCI function |
 //! | [`host`] | reading a host below a root directory: the only door for reads |
-//! | [`facts`], [`inventory`] | what the kernel says of the host, its PCI functions and its GPUs |
+//! | [`facts`], [`function`], [`inventory`] | what the kernel says of the host, its PCI functions and its GPUs |
 //! | [`iommu`], [`driver`], [`bar`], [`console`] | groups and ports, VFIO drivers, memory, screens |
+//! | [`pcie`], [`vgpu`], [`mod@egm`] | link, errors and presence on the bus; what makes vGPUs; memory that GPUs share |
 //! | [`mod@holders`], [`holder`] | who has a GPU open, and what makes it let go |
 //! | [`journal`] | what was changed since boot, so that it can be undone |
 //! | [`mod@plan`], [`refusal`] | pure: the steps to a binding, or why not |
@@ -24,8 +25,10 @@ pub mod bar;
 pub mod console;
 pub mod described;
 pub mod driver;
+pub mod egm;
 pub mod execute;
 pub mod facts;
+pub mod function;
 pub mod holder;
 pub mod holders;
 pub mod host;
@@ -33,19 +36,24 @@ pub mod inventory;
 pub mod iommu;
 pub mod journal;
 pub mod kernel;
+mod late;
 pub mod module;
+pub mod pcie;
 pub mod plan;
+mod reader;
 pub mod refusal;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tree;
 pub mod verify;
+pub mod vgpu;
 
 #[cfg(test)]
 mod tests;
 
 pub use address::PciAddress;
 pub use described::{Description, DescriptionError};
+pub use egm::egm;
 pub use execute::{ExecuteError, execute};
 pub use holder::{Holder, HolderKind};
 pub use holders::holders;
@@ -53,7 +61,9 @@ pub use host::{Host, Root};
 pub use inventory::{Function, Gpu, HostFacts, Inventory, ObserveError, observe, observe_except};
 pub use journal::Journal;
 pub use kernel::{Kernel, KernelError, LinuxKernel};
+pub use pcie::{Aer, Link, LinkState, Presence};
 pub use plan::{Binding, Disruption, Plan, Step, World, plan};
 pub use refusal::Refusal;
 pub use tree::Tree;
 pub use verify::{Deviation, deviations};
+pub use vgpu::VgpuParent;

@@ -1,27 +1,30 @@
-//! Loading kernel modules without `modprobe`, by the rules of kmod's `modules.dep(5)` and `modprobe.d(5)`.
+//! Loading kernel modules without `modprobe`, by the rules of kmod.
 //!
-//! What must be there first comes from `modules.dep`, what should come along from `modules.softdep` (`vfio` asks for
-//! `vfio_iommu_type1` after it, without which no VM can use a device), options from `modprobe.d` and the kernel command
-//! line. `install` and `blacklist` lines do not matter: the first are shell, the second hold for aliases only.
+//! What must be there first comes from `modules.dep`, what should come along from `softdep` lines (`vfio` asks for
+//! `vfio_iommu_type1` after it, without which no VM can use a device), parameters from `modprobe.d` and the kernel command
+//! line. What forbids a module is a [`Ban`].
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::kmod::{ModuleInitFlags, finit_module, init_module};
 
 use crate::driver::canonical;
 use crate::host::{self, Host, Root};
 
+mod config;
+mod tables;
+mod unpack;
+
+pub use config::{Ban, Config};
+pub(crate) use tables::name_of;
+pub use tables::{ModuleFile, Modules};
+
 /// The kernel unpacks the file itself (Linux 5.17 with `CONFIG_MODULE_DECOMPRESS`; `include/uapi/linux/module.h`).
 const COMPRESSED_FILE: u32 = 4;
-
-/// `modprobe.d(5)`: of two files with one name, the one in the earlier directory counts.
-const MODPROBE_DIRS: [&str; 5] =
-    ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 
 /// Why a module is not there.
 #[derive(Debug, thiserror::Error)]
@@ -30,134 +33,61 @@ pub enum ModuleError {
         "not among the modules of kernel {release}; install the kernel's full module package, then `modprobe {name}`"
     )]
     Unknown { name: String, release: String },
+    #[error("{ban}")]
+    Forbidden { ban: Ban },
     #[error("{path}: {source}", path = path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{path}: {}{hint}; try `modprobe {name}` on the host", errno.desc(), path = path.display())]
     Refused { name: String, path: PathBuf, errno: Errno, hint: &'static str },
 }
 
-/// The tables of `/lib/modules/<release>`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Modules {
-    /// Canonical name → its file, then the files of what it needs, innermost last.
-    files: BTreeMap<String, Vec<PathBuf>>,
-    builtin: BTreeSet<String>,
-    /// Canonical name → names before and after it.
-    soft: BTreeMap<String, (Vec<String>, Vec<String>)>,
-}
-
-/// One file to load, relative to `/lib/modules/<release>`.
+/// One thing to give to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModuleFile {
-    pub name: String,
-    pub path: PathBuf,
-    /// Only asked for by a soft dependency: failing to load it is no failure.
-    pub optional: bool,
+pub struct Load {
+    pub file: ModuleFile,
+    /// As `modprobe` would pass them.
+    pub parameters: String,
 }
 
-impl Modules {
-    /// Parses `modules.dep`, `modules.builtin` and `modules.softdep`.
-    pub fn parse(dep: &str, builtin: &str, softdep: &str) -> Self {
-        let files = dep.lines().filter_map(|line| {
-            let (file, needs) = line.split_once(':')?;
-            let all = std::iter::once(file).chain(needs.split_ascii_whitespace()).map(PathBuf::from).collect();
-            Some((name_of(Path::new(file))?, all))
-        });
-        let mut modules = Self {
-            files: files.collect(),
-            builtin: builtin.lines().filter_map(|line| name_of(Path::new(line))).collect(),
-            soft: BTreeMap::new(),
-        };
-        for line in softdep.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let (Some("softdep"), Some(name)) = (words.next(), words.next()) else { continue };
-            let (before, after) = modules.soft.entry(canonical(name)).or_default();
-            let mut list = None;
-            for word in words {
-                match word {
-                    "pre:" => list = Some(&mut *before),
-                    "post:" => list = Some(&mut *after),
-                    name => list.iter_mut().for_each(|list| list.push(canonical(name))),
-                }
-            }
-        }
-        modules
+/// What is to be loaded for a module on this host, in order; empty when it is loaded or built in.
+///
+/// # Errors
+/// When the kernel has no such module, or it or one that it needs is forbidden.
+pub fn needed(host: &impl Host, name: &str) -> Result<Vec<Load>, ModuleError> {
+    let release = read(host, Path::new("/proc/sys/kernel/osrelease"))?;
+    let dir = directory(&release);
+    let modules = Modules::parse(&read(host, &dir.join("modules.dep"))?, &read(host, &dir.join("modules.builtin"))?);
+    let asked = canonical(name);
+    if loaded(host, &asked) {
+        return Ok(Vec::new());
     }
-
-    /// The files to load for a module, in order; empty when it is built in. `None` when this kernel has no such module.
-    pub fn order(&self, name: &str) -> Option<Vec<ModuleFile>> {
-        let name = canonical(name);
-        if self.builtin.contains(&name) {
-            return Some(Vec::new());
-        }
-        self.files.contains_key(&name).then(|| {
-            let mut order = Vec::new();
-            self.add(&name, false, &mut BTreeSet::new(), &mut order);
-            order
-        })
+    let config = Config::read(host, &release);
+    let forbidden = |ban| ModuleError::Forbidden { ban };
+    let unknown = || ModuleError::Unknown { name: name.to_owned(), release: release.clone() };
+    let order = modules.order(name, &config).ok_or_else(unknown)?;
+    if let Some(ban) = config.renamed(&asked).filter(|_| !order.is_empty()) {
+        return Err(forbidden(ban));
     }
-
-    fn add(&self, name: &str, optional: bool, seen: &mut BTreeSet<String>, order: &mut Vec<ModuleFile>) {
-        let Some(files) = self.files.get(name) else { return };
-        if !seen.insert(name.to_owned()) {
-            return;
-        }
-        let (before, after) = self.soft.get(name).map_or((&[][..], &[][..]), |(before, after)| (before, after));
-        for soft in before {
-            self.add(soft, true, seen, order);
-        }
-        for needed in files[1..].iter().rev().filter_map(|path| name_of(path)) {
-            self.add(&needed, optional, seen, order);
-        }
-        order.push(ModuleFile { name: name.to_owned(), path: files[0].clone(), optional });
-        for soft in after {
-            self.add(soft, true, seen, order);
+    let mut loads = Vec::new();
+    for file in order.into_iter().filter(|file| !loaded(host, &file.name)) {
+        match config.ban(&file.name) {
+            Some(ban) if file.optional => tracing::debug!(module = file.name, %ban, "optional module left out"),
+            Some(ban) => return Err(forbidden(ban)),
+            None => loads.push(Load { parameters: config.options(&file.name), file }),
         }
     }
-}
-
-/// `kernel/drivers/vfio/pci/vfio-pci.ko.xz` → `vfio_pci`.
-fn name_of(path: &Path) -> Option<String> {
-    let (name, _) = path.file_name()?.to_str()?.split_once(".ko")?;
-    Some(canonical(name))
-}
-
-/// Parameters of a module in lines like `options vfio-pci disable_idle_d3=1` and in a kernel command line like
-/// `vfio_pci.disable_idle_d3=1`, the command line last, as `modprobe` passes them.
-fn options(name: &str, config: &str, command_line: &str) -> String {
-    let configured = config.lines().filter_map(|line| {
-        let mut words = line.trim().splitn(3, [' ', '\t']);
-        let (Some("options"), Some(module), Some(values)) = (words.next(), words.next(), words.next()) else {
-            return None;
-        };
-        (canonical(module) == name).then(|| values.trim().to_owned())
-    });
-    let passed = command_line.split_ascii_whitespace().filter_map(|word| {
-        let (key, _) = word.split_once('=').unwrap_or((word, ""));
-        let (module, _) = key.split_once('.')?;
-        (canonical(module) == name).then(|| word[module.len() + 1..].to_owned())
-    });
-    configured.chain(passed).collect::<Vec<_>>().join(" ")
+    Ok(loads)
 }
 
 /// Loads a module and what it needs into the running kernel.
 ///
 /// # Errors
-/// When the module does not exist, or the kernel does not take it or one that it needs.
+/// As [`needed`], or when the kernel does not take one of them.
 pub fn load(root: &Root, name: &str) -> Result<(), ModuleError> {
-    let release = read(root, Path::new("/proc/sys/kernel/osrelease"))?;
-    let dir = Path::new("/lib/modules").join(release.trim());
-    let dep = read(root, &dir.join("modules.dep"))?;
-    let builtin = read(root, &dir.join("modules.builtin"))?;
-    let modules = Modules::parse(&dep, &builtin, &read(root, &dir.join("modules.softdep"))?);
-    let order = modules.order(name).or_else(|| loaded(root, &canonical(name)).then(Vec::new));
-    let order =
-        order.ok_or_else(|| ModuleError::Unknown { name: name.to_owned(), release: release.trim().to_owned() })?;
-    let config = modprobe_config(root);
-    let command_line = read(root, Path::new("/proc/cmdline"))?;
-    for file in order.iter().filter(|file| !loaded(root, &file.name)) {
-        let options = options(&file.name, &config, &command_line);
-        match insert(root, &dir.join(&file.path), name, &options) {
+    let loads = needed(root, name)?;
+    let dir = directory(&read(root, Path::new("/proc/sys/kernel/osrelease"))?);
+    for Load { file, parameters } in &loads {
+        match insert(root, &dir.join(&file.path), name, parameters) {
             Ok(()) => {}
             Err(error) if file.optional => tracing::debug!(module = file.name, %error, "optional module not loaded"),
             Err(error) => return Err(error),
@@ -166,109 +96,122 @@ pub fn load(root: &Root, name: &str) -> Result<(), ModuleError> {
     Ok(())
 }
 
-/// Modules and built-in code with parameters are both there; the latter need no loading either.
-fn loaded(root: &Root, canonical_name: &str) -> bool {
-    root.exists(&Path::new("/sys/module").join(canonical_name))
+/// Where a kernel's modules lie.
+fn directory(release: &str) -> PathBuf {
+    Path::new("/lib/modules").join(release)
 }
 
-fn insert(root: &Root, path: &Path, asked: &str, options: &str) -> Result<(), ModuleError> {
-    let fd = root.open(path, OFlag::O_RDONLY).map_err(|source| ModuleError::Read { path: path.to_owned(), source })?;
+/// Modules and built-in code with parameters are both there; the latter need no loading either.
+fn loaded(host: &impl Host, canonical_name: &str) -> bool {
+    host.exists(&Path::new("/sys/module").join(canonical_name))
+}
+
+fn insert(root: &Root, path: &Path, asked: &str, parameters: &str) -> Result<(), ModuleError> {
+    let unreadable = |source| ModuleError::Read { path: path.to_owned(), source };
+    let fd = root.open(path, OFlag::O_RDONLY).map_err(unreadable)?;
     let compressed = path.extension().is_none_or(|extension| extension != "ko");
     let flags = ModuleInitFlags::from_bits_retain(if compressed { COMPRESSED_FILE } else { 0 });
-    let options = CString::new(options).unwrap_or_default();
-    let Err(errno) = finit_module(&fd, &options, flags) else { return Ok(()) };
-    let cannot_unpack = compressed && matches!(errno, Errno::EINVAL | Errno::ENOEXEC | Errno::EOPNOTSUPP);
-    let hint = if errno == Errno::EEXIST {
-        return Ok(());
-    } else if cannot_unpack {
-        " (this kernel may not unpack modules itself)"
-    } else if errno == Errno::EPERM {
-        " (lockdown, or CAP_SYS_MODULE is missing)"
-    } else if matches!(errno, Errno::ENOKEY | Errno::EKEYREJECTED) {
-        " (the module is not signed with a key that the kernel trusts)"
-    } else {
-        ""
+    let parameters = CString::new(parameters).unwrap_or_default();
+    let mut result = finit_module(&fd, &parameters, flags);
+    // A kernel that does not know the flag, was built without it, or for another format.
+    if compressed && matches!(result, Err(Errno::EINVAL | Errno::ENOEXEC | Errno::EOPNOTSUPP)) {
+        let image = unpack::image(path, &root.read(path).map_err(unreadable)?).map_err(unreadable)?;
+        result = init_module(&image, &parameters);
+    }
+    let hint = match result {
+        Ok(()) | Err(Errno::EEXIST) => return Ok(()),
+        Err(Errno::EPERM) => " (lockdown, or CAP_SYS_MODULE is missing)",
+        Err(Errno::ENOKEY | Errno::EKEYREJECTED) => " (the module is not signed with a key that the kernel trusts)",
+        Err(Errno::ENOEXEC) => " (it was made for another kernel)",
+        Err(_) => "",
     };
+    let errno = result.err().unwrap_or(Errno::UnknownErrno);
     Err(ModuleError::Refused { name: asked.to_owned(), path: path.to_owned(), errno, hint })
 }
 
-/// All `modprobe.d` files as one text, in the order that kmod reads them.
-fn modprobe_config(root: &Root) -> String {
-    let mut files = BTreeMap::new();
-    for dir in MODPROBE_DIRS {
-        for name in root.list(Path::new(dir)).unwrap_or_default() {
-            if Path::new(&name).extension().is_some_and(|extension| extension == "conf") {
-                files.entry(name.clone()).or_insert_with(|| Path::new(dir).join(&name));
-            }
-        }
-    }
-    let texts = files.values().map(|path| host::text(root, path).unwrap_or_default());
-    // A backslash joins a line with the next one.
-    texts.collect::<Vec<_>>().join("\n").replace("\\\n", " ")
-}
-
 /// A missing file is an empty one: kernels without modules have none of them.
-fn read(root: &Root, path: &Path) -> Result<String, ModuleError> {
-    let text = host::optional(host::text(root, path));
+fn read(host: &impl Host, path: &Path) -> Result<String, ModuleError> {
+    let text = host::optional(host::text(host, path));
     Ok(text.map_err(|source| ModuleError::Read { path: path.to_owned(), source })?.unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::Tree;
 
-    const DEP: &str = "kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/pci/vfio-pci-core.ko.xz \
-        kernel/drivers/vfio/vfio.ko.xz kernel/virt/lib/irqbypass.ko.xz\n\
-        kernel/drivers/vfio/pci/vfio-pci-core.ko.xz: kernel/drivers/vfio/vfio.ko.xz kernel/virt/lib/irqbypass.ko.xz\n\
-        kernel/drivers/vfio/vfio.ko.xz:\n\
-        kernel/drivers/vfio/vfio_iommu_type1.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n\
-        kernel/virt/lib/irqbypass.ko.xz:\n";
-    const SOFTDEP: &str = "# Soft dependencies\nsoftdep vfio post: vfio_iommu_type1 vfio_iommu_spapr_tce\n";
+    /// A kernel that has `vfio-pci` as Debian has it.
+    fn host() -> Tree {
+        let mut tree = Tree::default();
+        tree.file("/proc/sys/kernel/osrelease", "6.1.0\n");
+        let dep = "kernel/vfio-pci.ko.xz: kernel/vfio.ko.xz\nkernel/vfio.ko.xz:\nkernel/vfio_iommu_type1.ko.xz: kernel/vfio.ko.xz\n";
+        tree.file("/lib/modules/6.1.0/modules.dep", dep);
+        tree.file("/lib/modules/6.1.0/modules.softdep", "softdep vfio post: vfio_iommu_type1\n");
+        tree
+    }
 
-    fn names(modules: &Modules, name: &str) -> Option<Vec<String>> {
-        Some(modules.order(name)?.into_iter().map(|file| file.name).collect())
+    fn names(host: &Tree) -> Vec<String> {
+        needed(host, "vfio-pci").unwrap().into_iter().map(|load| load.file.name).collect()
+    }
+
+    fn refusal(host: &Tree) -> String {
+        needed(host, "vfio-pci").unwrap_err().to_string()
     }
 
     #[test]
-    fn what_a_module_needs_comes_before_it_and_soft_dependencies_come_along() {
-        let modules = Modules::parse(DEP, "", SOFTDEP);
-        let expected = ["irqbypass", "vfio", "vfio_iommu_type1", "vfio_pci_core", "vfio_pci"];
-        assert_eq!(names(&modules, "vfio-pci").unwrap(), expected);
-        assert_eq!(names(&modules, "vfio_pci").unwrap(), expected, "`-` and `_` are the same");
-        let optional: Vec<_> = modules.order("vfio-pci").unwrap().into_iter().filter(|file| file.optional).collect();
-        assert_eq!(optional.len(), 1);
-        assert_eq!(optional[0].path, Path::new("kernel/drivers/vfio/vfio_iommu_type1.ko.xz"));
+    fn what_is_loaded_is_not_loaded_again() {
+        let mut host = host();
+        assert_eq!(names(&host), ["vfio", "vfio_iommu_type1", "vfio_pci"]);
+        host.dir("/sys/module/vfio");
+        assert_eq!(names(&host), ["vfio_iommu_type1", "vfio_pci"]);
+        host.dir("/sys/module/vfio_pci");
+        assert_eq!(names(&host), Vec::<String>::new(), "nothing is added to what others have set up");
     }
 
     #[test]
-    fn a_built_in_module_needs_no_file() {
-        let modules = Modules::parse("", "kernel/drivers/vfio/pci/vfio-pci.ko\n", "");
-        assert_eq!(names(&modules, "vfio-pci"), Some(Vec::new()));
+    fn every_module_gets_its_own_parameters() {
+        let mut host = host();
+        host.file("/etc/modprobe.d/vfio.conf", "options vfio_iommu_type1 allow_unsafe_interrupts=1\n");
+        host.file("/proc/cmdline", "vfio_pci.disable_vga=1");
+        let loads = needed(&host, "vfio-pci").unwrap();
+        let parameters: Vec<_> = loads.iter().map(|load| load.parameters.as_str()).collect();
+        assert_eq!(parameters, ["", "allow_unsafe_interrupts=1", "disable_vga=1"]);
     }
 
     #[test]
-    fn a_module_that_the_kernel_lacks_is_said_to_be_missing() {
-        assert_eq!(names(&Modules::parse(DEP, "", ""), "nvgrace-gpu-vfio-pci"), None);
+    fn a_ban_on_the_module_or_on_one_that_it_needs_is_a_refusal() {
+        for (file, line) in [
+            ("/etc/modprobe.d/a.conf", "install vfio-pci /bin/false\n"),
+            ("/etc/modprobe.d/a.conf", "install vfio /bin/true\n"),
+            ("/etc/modprobe.d/a.conf", "alias vfio-pci off\n"),
+            ("/proc/cmdline", "module_blacklist=vfio\n"),
+        ] {
+            let mut host = host();
+            host.file(file, line);
+            let text = refusal(&host);
+            assert!(text.contains(line.split('=').next().unwrap().trim().replace('-', "_").as_str()), "{line}: {text}");
+            host.dir("/sys/module/vfio_pci");
+            assert_eq!(names(&host), Vec::<String>::new(), "{line}: it is there all the same");
+        }
     }
 
     #[test]
-    fn a_circle_of_soft_dependencies_ends() {
-        let modules = Modules::parse("a.ko:\nb.ko:\n", "", "softdep a pre: b\nsoftdep b pre: a\n");
-        assert_eq!(names(&modules, "a").unwrap(), ["b", "a"]);
+    fn a_banned_soft_dependency_is_left_out() {
+        let mut host = host();
+        host.file("/etc/modprobe.d/a.conf", "install vfio_iommu_type1 /bin/false\n");
+        assert_eq!(names(&host), ["vfio", "vfio_pci"]);
     }
 
     #[test]
-    fn options_are_those_of_the_module_with_the_command_line_last() {
-        let config = "# options vfio-pci no=1\noptions vfio-pci disable_idle_d3=1\noptions snd x=1\n";
-        let line = "quiet vfio_pci.ids=10de:1eb8 vfio-pci.disable_vga=1 vfio.x=2";
-        assert_eq!(options("vfio_pci", config, line), "disable_idle_d3=1 ids=10de:1eb8 disable_vga=1");
-        assert_eq!(options("nvidia", config, line), "");
+    fn a_blacklisted_module_is_loaded_by_name() {
+        let mut host = host();
+        host.file("/etc/modprobe.d/a.conf", "blacklist vfio_pci\nblacklist vfio\n");
+        assert_eq!(names(&host).len(), 3);
     }
 
     #[test]
     fn an_unknown_module_names_the_next_step() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = load(&Root::new(dir.path()).unwrap(), "vfio-pci").unwrap_err();
+        let error = needed(&Tree::default(), "vfio-pci").unwrap_err();
         assert!(error.to_string().contains("`modprobe vfio-pci`"), "{error}");
     }
 }

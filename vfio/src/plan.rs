@@ -13,6 +13,7 @@ use crate::console::Framebuffer;
 use crate::holders::Holder;
 use crate::inventory::{Function, Gpu, Ids, Inventory};
 use crate::journal::{Journal, Origin};
+use crate::pcie::Presence;
 pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
 
 /// Who shall drive a GPU.
@@ -101,6 +102,9 @@ impl fmt::Display for Step {
             Self::RecordOriginal { address, origin: Origin::Adopted, .. } => {
                 write!(f, "note that {address} was on VFIO already")
             }
+            Self::RecordOriginal { address, origin: Origin::Lost, .. } => {
+                write!(f, "note that nobody knows where {address} was")
+            }
             Self::SetOverride { address, driver } => write!(f, "reserve {address} for {driver}"),
             Self::Unbind { address, driver } => write!(f, "take {address} from {driver}"),
             Self::Probe { address, driver } => write!(f, "give {address} to {driver}"),
@@ -124,10 +128,7 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
             bind(world, &unit)
         }
         Binding::Host => {
-            if world.journal.is_adopted(described.primary) {
-                let driver = described.primary.driver.clone().unwrap_or_default();
-                return Err(Refusal::Adopted { gpu, driver });
-            }
+            refuse_adopted(world.journal, described.primary)?;
             release(world, &unit)
         }
     };
@@ -137,6 +138,9 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
             refuse_useless(world.inventory, gpu, function)?;
         }
         refuse_console(world.inventory, gpu, &unit)?;
+    }
+    if !plan.steps.is_empty() {
+        refuse_silent(gpu, &unit)?;
     }
     if plan.disrupts() {
         refuse_split(world, &described, binding)?;
@@ -164,6 +168,30 @@ fn refuse_hanging(world: &World<'_>, gpu: PciAddress, unit: &[&Function]) -> Res
         if let Some(pending) = world.journal.pending().get(&function.address) {
             let path = pending.path.display().to_string();
             return Err(Refusal::WriteHanging { gpu, device: function.address, pid: pending.pid, path });
+        }
+    }
+    Ok(())
+}
+
+/// What was not put on VFIO from here, for all that is known, is not taken from it.
+fn refuse_adopted(journal: &Journal, primary: &Function) -> Result<(), Refusal> {
+    let (gpu, driver) = (primary.address, primary.driver.clone().unwrap_or_default());
+    match journal.adopted(primary) {
+        Some(Origin::Lost) => Err(Refusal::RecordLost { gpu, driver }),
+        Some(Origin::Adopted | Origin::Driver(_) | Origin::Unbound) => Err(Refusal::Adopted { gpu, driver }),
+        None => Ok(()),
+    }
+}
+
+/// What does not answer takes no write either, and a child of ours would hang in it.
+fn refuse_silent(gpu: PciAddress, unit: &[&Function]) -> Result<(), Refusal> {
+    for function in unit {
+        let device = function.address;
+        if function.late {
+            return Err(Refusal::Late { gpu, device });
+        }
+        if function.presence == Some(Presence::FellOff) {
+            return Err(Refusal::FellOff { gpu, device });
         }
     }
     Ok(())
@@ -221,8 +249,8 @@ fn refuse_useless(inventory: &Inventory, gpu: PciAddress, function: &Function) -
     }
     let gap = if !facts.vfio_modules.contains(&driver.module) {
         DriverGap::NoModule
-    } else if facts.forbids_module(&driver.module) {
-        DriverGap::Forbidden
+    } else if let Some(ban) = facts.module_bans.get(&driver.module) {
+        DriverGap::Forbidden(Box::new(ban.clone()))
     } else {
         return Ok(());
     };
@@ -268,10 +296,13 @@ fn refuse_in_use(world: &World<'_>, gpu: &Gpu<'_>, unit: &[&Function]) -> Result
     if !holders.is_empty() {
         return Err(Refusal::InUse { gpu: address, holders });
     }
-    match unit.iter().find(|function| function.numvfs > 0) {
-        Some(device) => Err(Refusal::VfsPresent { gpu: address, device: device.address, count: device.numvfs }),
-        None => Ok(()),
+    if let Some(device) = unit.iter().find(|function| function.numvfs > 0) {
+        return Err(Refusal::VfsPresent { gpu: address, device: device.address, count: device.numvfs });
     }
+    let made = |parent: PciAddress| unit.iter().any(|function| function.address == parent);
+    let mdevs = world.inventory.mdevs.iter().filter(|(_, mdev)| mdev.parent.is_some_and(made));
+    let mdevs: Vec<_> = mdevs.map(|(uuid, _)| uuid.clone()).collect();
+    if mdevs.is_empty() { Ok(()) } else { Err(Refusal::MdevsPresent { gpu: address, mdevs }) }
 }
 
 fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
@@ -307,7 +338,7 @@ fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
 fn is_promised_back(journal: &Journal, function: &Function) -> bool {
     match journal.origin(function) {
         Some(Origin::Driver(origin)) => function.driver_override.as_ref() == Some(origin),
-        Some(Origin::Unbound | Origin::Adopted) | None => false,
+        Some(Origin::Unbound | Origin::Adopted | Origin::Lost) | None => false,
     }
 }
 
@@ -317,8 +348,8 @@ fn origin_to_record(journal: &Journal, function: &Function) -> Option<Origin> {
         // Taken and not given back: the work was interrupted, or somebody has put another driver on it meanwhile. Where it
         // came from is what was noted then.
         (_, Some(Origin::Driver(_) | Origin::Unbound)) => return None,
-        (Some(driver), Some(Origin::Adopted) | None) => Origin::Driver(driver.clone()),
-        (None, Some(Origin::Adopted) | None) => Origin::Unbound,
+        (Some(driver), Some(Origin::Adopted | Origin::Lost) | None) => Origin::Driver(driver.clone()),
+        (None, Some(Origin::Adopted | Origin::Lost) | None) => Origin::Unbound,
     };
     (journal.origin(function) != Some(&origin)).then_some(origin)
 }
@@ -334,11 +365,11 @@ fn release(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
             Some(Origin::Driver(name)) if taken && world.inventory.facts.drivers.contains(name) => Some(name.clone()),
             Some(Origin::Driver(_) | Origin::Unbound) => None,
             // Once somebody else has taken it from VFIO, there is nothing left to remember.
-            Some(Origin::Adopted) if !function.on_vfio() => {
+            Some(Origin::Adopted | Origin::Lost) if !function.on_vfio() => {
                 steps.push(Step::ForgetOriginal { address });
                 continue;
             }
-            Some(Origin::Adopted) | None => continue,
+            Some(Origin::Adopted | Origin::Lost) | None => continue,
         };
         if let Some(driver) = back_to.clone() {
             steps.push(Step::SetOverride { address, driver });

@@ -9,6 +9,8 @@ use crate::bar::Bar;
 use crate::console::{Framebuffer, FramebufferKind};
 use crate::holders::Holder;
 use crate::iommu::{Acs, Region};
+use crate::journal;
+use crate::module::Ban;
 
 /// A device that should not be in a GPU's group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,22 +45,22 @@ pub struct SharedPort {
 }
 
 /// Why a VFIO driver that is not there cannot be loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum DriverGap {
     /// Neither built in nor among the modules.
     NoModule,
-    /// The kernel command line forbids it.
-    Forbidden,
+    /// The kernel command line or `modprobe.d` forbids it.
+    Forbidden(Box<Ban>),
 }
 
 impl DriverGap {
-    fn advice(self, driver: &str, release: &str) -> String {
+    fn advice(&self, driver: &str, release: &str) -> String {
         match self {
             Self::NoModule => format!(
                 "which kernel {release} has neither built in nor among its modules; install the kernel's full module \
                  package, then `modprobe {driver}`"
             ),
-            Self::Forbidden => format!("which module_blacklist= forbids to load; boot without {driver} in that list"),
+            Self::Forbidden(ban) => format!("which is not loaded and may not be: {ban}"),
         }
     }
 }
@@ -112,10 +114,32 @@ pub enum Refusal {
     #[error("gpu {gpu}: {device} has {count} virtual functions; end their VMs and write 0 to its sriov_numvfs")]
     VfsPresent { gpu: PciAddress, device: PciAddress, count: u16 },
     #[error(
+        "gpu {gpu}: vGPUs are made from it (mdev {}); end their VMs and write 1 to remove of each in /sys/bus/mdev/devices",
+        list(mdevs)
+    )]
+    MdevsPresent { gpu: PciAddress, mdevs: Vec<String> },
+    #[error(
+        "gpu {gpu}: {device} has fallen off the bus (it reads as all ones), so no driver can work with it; look for its \
+         address and Xid 79 in the kernel log, then reset it or switch the host off and on"
+    )]
+    FellOff { gpu: PciAddress, device: PciAddress },
+    #[error(
+        "gpu {gpu}: {device} does not answer, since its lock is held or its driver waits for it; look for tasks in state D \
+         and for its address in the kernel log; it takes a reboot if that does not end"
+    )]
+    Late { gpu: PciAddress, device: PciAddress },
+    #[error(
         "gpu {gpu} was on {driver} before gpuvirt saw it, so it is left there; to give it to the host, clear its \
          driver_override and unbind it by hand, or look for what binds it at boot (vfio-pci.ids=, driverctl)"
     )]
     Adopted { gpu: PciAddress, driver: String },
+    #[error(
+        "gpu {gpu} is on {driver}, and it is not known any more who put it there, since the journal was damaged; it is left \
+         there: to give it to the host, clear its driver_override and unbind it by hand ({}.damaged may still tell from \
+         which driver), or reboot",
+        journal::PATH
+    )]
+    RecordLost { gpu: PciAddress, driver: String },
     #[error(
         "gpu {gpu}: a write to {path} hangs in the kernel (pid {pid}); it ends when the user of {device} lets go, or by a reboot"
     )]
@@ -137,7 +161,11 @@ impl Refusal {
             Self::Console { .. } => "Console",
             Self::InUse { .. } => "InUse",
             Self::VfsPresent { .. } => "VirtualFunctionsPresent",
+            Self::MdevsPresent { .. } => "MediatedDevicesPresent",
+            Self::FellOff { .. } => "FellOffBus",
+            Self::Late { .. } => "DeviceNotAnswering",
             Self::Adopted { .. } => "Adopted",
+            Self::RecordLost { .. } => "RecordLost",
             Self::WriteHanging { .. } => "WriteHanging",
         }
     }

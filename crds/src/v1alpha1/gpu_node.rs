@@ -196,6 +196,9 @@ pub struct GPUStatus {
     /// Why it is counted and not given out, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,
+    /// What is wrong with the device, the worst first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ailments: Vec<Ailment>,
     /// What stands in the way of modes that it is not in, holders aside: known before anything is touched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["mode"]))]
@@ -236,6 +239,25 @@ pub struct Obstacle {
     /// One CamelCase word.
     pub reason: String,
     pub message: String,
+}
+
+/// Something that is wrong with a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Ailment {
+    /// One CamelCase word.
+    pub reason: String,
+    pub severity: Severity,
+    /// Device, what was seen, next step.
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Severity {
+    /// It is counted and not given out until it is well.
+    Unhealthy,
+    /// It serves, with less than it could or at a risk.
+    Degraded,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -280,9 +302,26 @@ pub struct OperatorStatus {
     /// A sentence for a person.
     #[serde(default)]
     pub message: String,
+    /// Pods that the kubelet has given GPUs of this node to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pod"]))]
+    pub users: Vec<GPUUser>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+/// A pod that has GPUs, and whose it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GPUUser {
+    /// `namespace/name`.
+    pub pod: String,
+    /// `namespace/name` of the virtual machine instance that it is the launcher of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmi: Option<String>,
+    /// PCI addresses.
+    pub gpus: Vec<String>,
 }
 
 /// The order of a mode change.

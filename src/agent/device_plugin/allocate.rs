@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use super::{
-    device::{Device, Health, Share, is_cdev},
+    device::{Device, Health, find, is_cdev},
     names::{EnvPrefix, ResourceName, env_name},
 };
 
@@ -39,12 +39,10 @@ pub(super) enum Refusal {
         "{resource}: device {id} has no device node under /dev/vfio that this host can use; see the GPUNode of this node for its driver and IOMMU group"
     )]
     NoNode { resource: ResourceName, id: String },
-    #[error("{resource}: device {id} shares IOMMU group {group} with {}, which the request leaves out; request the whole group ({size} devices) in one container", missing.join(", "))]
-    SplitGroup { resource: ResourceName, id: String, group: u32, missing: Vec<String>, size: usize },
     #[error(
-        "{resource}: device {id} shares IOMMU group {group} with {other}, which is offered as {other_resource}; the group cannot be given as one, move one of the two to another slot"
+        "{resource}: device {id} shares its IOMMU group with {offered} and goes where that one goes: a group is not split; delete the pod so that it is scheduled again"
     )]
-    MixedGroup { resource: ResourceName, id: String, group: u32, other: String, other_resource: ResourceName },
+    SplitGroup { resource: ResourceName, id: String, offered: String },
 }
 
 /// Answers one container's request.
@@ -52,11 +50,11 @@ pub(super) enum Refusal {
 /// `iommufd`: the host has `/dev/iommu`. Without it, VFIO character devices are of no use and are left out.
 pub(super) fn allocate(
     resource: &ResourceName,
-    share: &Share,
+    devices: &[Device],
     iommufd: bool,
     ids: &[String],
 ) -> Result<Grant, Refusal> {
-    let chosen = choose(resource, share, ids)?;
+    let chosen = choose(resource, devices, ids)?;
     let mut nodes = Nodes::default();
     nodes.add(VFIO.into());
     for device in &chosen {
@@ -69,18 +67,23 @@ pub(super) fn allocate(
     if nodes.list.iter().any(|node| is_cdev(node)) {
         nodes.add(IOMMU.into());
     }
+    let given: BTreeSet<&String> = chosen.iter().flat_map(|device| device.others.iter().chain([&device.id])).collect();
+    let whole = chosen
+        .iter()
+        .filter_map(|device| device.egm.as_ref())
+        .filter(|egm| egm.gpus.iter().all(|gpu| given.contains(gpu)));
+    whole.for_each(|egm| nodes.add(egm.node.clone()));
     Ok(Grant { env_name: env_name(resource, EnvPrefix::Pci), env_value: ids.join(","), nodes: nodes.list })
 }
 
-fn choose<'a>(resource: &ResourceName, share: &'a Share, ids: &[String]) -> Result<Vec<&'a Device>, Refusal> {
+fn choose<'a>(resource: &ResourceName, devices: &'a [Device], ids: &[String]) -> Result<Vec<&'a Device>, Refusal> {
     if ids.is_empty() {
         return Err(Refusal::Nothing { resource: resource.clone() });
     }
     let mut requested: BTreeSet<&str> = BTreeSet::new();
     let mut chosen = Vec::with_capacity(ids.len());
     for id in ids {
-        let found = share.find(id);
-        let device = found.ok_or_else(|| Refusal::Unknown { resource: resource.clone(), id: id.clone() })?;
+        let device = find(devices, id).ok_or_else(|| absent(resource, devices, id))?;
         if !requested.insert(id) {
             return Err(Refusal::Repeated { resource: resource.clone(), id: id.clone() });
         }
@@ -89,34 +92,16 @@ fn choose<'a>(resource: &ResourceName, share: &'a Share, ids: &[String]) -> Resu
             Health::Unhealthy => return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone() }),
         }
     }
-    chosen.iter().try_for_each(|device| whole_group(resource, share, &requested, device))?;
     Ok(chosen)
 }
 
-fn whole_group(
-    resource: &ResourceName,
-    share: &Share,
-    requested: &BTreeSet<&str>,
-    device: &Device,
-) -> Result<(), Refusal> {
-    let Some(group) = device.group else { return Ok(()) };
-    if let Some(other) = share.elsewhere.get(&group) {
-        return Err(Refusal::MixedGroup {
-            resource: resource.clone(),
-            id: device.id.clone(),
-            group,
-            other: other.id.clone(),
-            other_resource: other.resource.clone(),
-        });
+/// A kubelet can ask for what was in an older list: a GPU that shares a group now may have had one for itself then.
+fn absent(resource: &ResourceName, devices: &[Device], id: &str) -> Refusal {
+    let (resource, id) = (resource.clone(), id.to_owned());
+    match devices.iter().find(|device| device.others.contains(&id)) {
+        Some(device) => Refusal::SplitGroup { resource, id, offered: device.id.clone() },
+        None => Refusal::Unknown { resource, id },
     }
-    let members = || share.devices.iter().filter(|member| member.group == Some(group));
-    let missing: Vec<String> =
-        members().map(|member| &member.id).filter(|id| !requested.contains(id.as_str())).cloned().collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let size = members().count();
-    Err(Refusal::SplitGroup { resource: resource.clone(), id: device.id.clone(), group, missing, size })
 }
 
 /// Device nodes in the order they were added, each once: the kubelet refuses nothing, but runtimes refuse repeats.
@@ -138,7 +123,7 @@ impl Nodes {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{super::device::Elsewhere, *};
+    use super::{super::device::Egm, *};
 
     fn t4() -> ResourceName {
         "nvidia.com/TU104GL_TESLA_T4".parse().unwrap()
@@ -151,20 +136,22 @@ mod tests {
             health: Health::Healthy,
             numa_node: Some(0),
             nodes: vec![format!("/dev/vfio/{n}").into(), format!("/dev/vfio/devices/vfio{n}").into()],
-            group: Some(n),
+            others: vec![],
+            path: vec![],
+            egm: None,
         }
     }
 
-    fn world() -> Share {
-        Share { devices: (1..=4).map(gpu).collect(), ..Share::default() }
+    fn world() -> Vec<Device> {
+        (1..=4).map(gpu).collect()
     }
 
     fn ids(numbers: &[u32]) -> Vec<String> {
         numbers.iter().map(|n| gpu(*n).id).collect()
     }
 
-    fn request(share: &Share, numbers: &[u32]) -> Result<Grant, Refusal> {
-        allocate(&t4(), share, true, &ids(numbers))
+    fn request(devices: &[Device], numbers: &[u32]) -> Result<Grant, Refusal> {
+        allocate(&t4(), devices, true, &ids(numbers))
     }
 
     fn paths(grant: &Grant) -> Vec<&str> {
@@ -202,47 +189,51 @@ mod tests {
 
     #[test]
     fn iommufd_is_not_given_for_devices_without_a_character_device() {
-        let mut share = world();
-        share.devices[1].nodes.pop();
-        assert_eq!(paths(&request(&share, &[2]).unwrap()), ["/dev/vfio/vfio", "/dev/vfio/2"]);
+        let mut devices = world();
+        devices[1].nodes.pop();
+        assert_eq!(paths(&request(&devices, &[2]).unwrap()), ["/dev/vfio/vfio", "/dev/vfio/2"]);
     }
 
     #[test]
-    fn a_whole_shared_group_is_given_with_its_node_once() {
-        let mut share = world();
-        share.devices[1].group = Some(1);
-        share.devices[1].nodes = vec!["/dev/vfio/1".into(), "/dev/vfio/devices/vfio2".into()];
-        let grant = request(&share, &[2, 1]).unwrap();
-        assert_eq!(grant.env_value, "0000:02:00.0,0000:01:00.0");
-        assert_eq!(
-            paths(&grant),
-            ["/dev/vfio/vfio", "/dev/vfio/1", "/dev/vfio/devices/vfio2", "/dev/vfio/devices/vfio1", "/dev/iommu"]
-        );
-    }
-
-    #[test]
-    fn a_request_that_splits_a_group_is_refused_with_the_missing_device_and_the_next_step() {
-        let mut share = world();
-        share.devices[1].group = Some(1);
-        let refusal = request(&share, &[1, 3]).unwrap_err();
+    fn a_gpu_that_goes_along_with_its_group_is_refused_on_its_own_and_the_offered_one_is_named() {
+        let mut devices = world();
+        devices[0].others = vec!["0000:09:00.0".to_owned()];
+        let refusal = request(&devices, &[1, 9]).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "nvidia.com/TU104GL_TESLA_T4: device 0000:01:00.0 shares IOMMU group 1 with 0000:02:00.0, which the request \
-             leaves out; request the whole group (2 devices) in one container"
+            "nvidia.com/TU104GL_TESLA_T4: device 0000:09:00.0 shares its IOMMU group with 0000:01:00.0 and goes where that \
+             one goes: a group is not split; delete the pod so that it is scheduled again"
         );
+        assert_eq!(request(&devices, &[1]).unwrap().env_value, "0000:01:00.0");
+    }
+
+    /// 1 and 2 share memory; 3 has some of its own with 9, which goes along with it.
+    fn grace() -> Vec<Device> {
+        let mut devices = world();
+        let egm = |n: u32, gpus: &[u32]| Some(Egm { node: format!("/dev/egm{n}").into(), gpus: ids(gpus) });
+        devices[0].egm = egm(0, &[1, 2]);
+        devices[1].egm = egm(0, &[1, 2]);
+        devices[2].egm = egm(1, &[3, 9]);
+        devices[2].others = ids(&[9]);
+        devices
+    }
+
+    fn egm_of(numbers: &[u32]) -> Vec<String> {
+        let grant = request(&grace(), numbers).unwrap();
+        paths(&grant).into_iter().filter(|path| path.starts_with("/dev/egm")).map(str::to_owned).collect()
     }
 
     #[test]
-    fn a_group_that_reaches_into_another_resource_is_refused() {
-        let mut share = world();
-        let a10: ResourceName = "nvidia.com/GA102GL_A10".parse().unwrap();
-        share.elsewhere.insert(2, Elsewhere { resource: a10.clone(), id: "0000:09:00.0".into() });
-        let (id, other) = ("0000:02:00.0".to_owned(), "0000:09:00.0".to_owned());
-        assert_eq!(
-            request(&share, &[2]),
-            Err(Refusal::MixedGroup { resource: t4(), id, group: 2, other, other_resource: a10 })
-        );
-        assert!(request(&share, &[1]).is_ok());
+    fn shared_memory_is_given_once_to_who_has_all_of_its_gpus() {
+        assert_eq!(egm_of(&[2, 1]), ["/dev/egm0"]);
+        assert_eq!(egm_of(&[3]), ["/dev/egm1"]);
+        assert_eq!(egm_of(&[1, 2, 3, 4]), ["/dev/egm0", "/dev/egm1"]);
+    }
+
+    #[test]
+    fn shared_memory_is_not_given_with_some_of_its_gpus() {
+        assert_eq!(egm_of(&[1]), [] as [String; 0]);
+        assert_eq!(egm_of(&[2, 4]), [] as [String; 0]);
     }
 
     #[test]
@@ -253,11 +244,11 @@ mod tests {
 
     #[test]
     fn an_unhealthy_device_is_refused() {
-        let mut share = world();
-        share.devices[1].health = Health::Unhealthy;
+        let mut devices = world();
+        devices[1].health = Health::Unhealthy;
         let id = "0000:02:00.0".to_owned();
-        assert_eq!(request(&share, &[1, 2]), Err(Refusal::Unhealthy { resource: t4(), id }));
-        assert!(request(&share, &[1]).is_ok());
+        assert_eq!(request(&devices, &[1, 2]), Err(Refusal::Unhealthy { resource: t4(), id }));
+        assert!(request(&devices, &[1]).is_ok());
     }
 
     #[test]
@@ -273,48 +264,28 @@ mod tests {
 
     #[test]
     fn a_device_without_a_usable_node_is_refused() {
-        let mut share = world();
-        share.devices[1].nodes.remove(0);
+        let mut devices = world();
+        devices[1].nodes.remove(0);
         let id = "0000:02:00.0".to_owned();
-        assert_eq!(allocate(&t4(), &share, false, &ids(&[2])), Err(Refusal::NoNode { resource: t4(), id }));
-        assert!(allocate(&t4(), &share, true, &ids(&[2])).is_ok());
-    }
-
-    /// Up to eight devices in up to eight groups.
-    fn shares() -> impl Strategy<Value = Share> {
-        prop::collection::vec(1_u32..=8, 1..=8).prop_map(|groups| {
-            let devices = groups.iter().zip(1..).map(|(group, n)| Device { group: Some(*group), ..gpu(n) });
-            Share { devices: devices.collect(), ..Share::default() }
-        })
+        assert_eq!(allocate(&t4(), &devices, false, &ids(&[2])), Err(Refusal::NoNode { resource: t4(), id }));
+        assert!(allocate(&t4(), &devices, true, &ids(&[2])).is_ok());
     }
 
     proptest! {
         #[test]
-        fn a_grant_holds_exactly_the_request_and_never_part_of_a_group(
-            share in shares(),
-            order in Just((0_usize..8).collect::<Vec<_>>()).prop_shuffle(),
-            size in 1_usize..=8,
+        fn a_grant_holds_exactly_the_request(
+            order in Just((1_u32..=4).collect::<Vec<_>>()).prop_shuffle(),
+            size in 1_usize..=4,
         ) {
-            let ids: Vec<String> =
-                order.iter().filter_map(|i| share.devices.get(*i)).take(size).map(|d| d.id.clone()).collect();
-            let taken = |device: &Device| ids.contains(&device.id);
-            let splits = share.devices.iter().any(|a| {
-                taken(a) && share.devices.iter().any(|b| a.group == b.group && !taken(b))
-            });
-            match allocate(&t4(), &share, true, &ids) {
-                Ok(grant) => {
-                    prop_assert!(!splits);
-                    prop_assert_eq!(&grant.env_value, &ids.join(","));
-                    let distinct: BTreeSet<&PathBuf> = grant.nodes.iter().collect();
-                    prop_assert_eq!(distinct.len(), grant.nodes.len());
-                    for device in &share.devices {
-                        for node in &device.nodes {
-                            prop_assert_eq!(grant.nodes.contains(node), taken(device));
-                        }
-                    }
-                    prop_assert_eq!(Ok(grant), allocate(&t4(), &share, true, &ids));
+            let (devices, ids) = (world(), ids(&order[..size]));
+            let grant = allocate(&t4(), &devices, true, &ids).unwrap();
+            prop_assert_eq!(&grant.env_value, &ids.join(","));
+            let distinct: BTreeSet<&PathBuf> = grant.nodes.iter().collect();
+            prop_assert_eq!(distinct.len(), grant.nodes.len());
+            for device in &devices {
+                for node in &device.nodes {
+                    prop_assert_eq!(grant.nodes.contains(node), ids.contains(&device.id));
                 }
-                Err(refusal) => prop_assert!(splits, "{}", refusal),
             }
         }
     }

@@ -1,6 +1,9 @@
 //! What the agent offers to the kubelet.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use super::names::ResourceName;
 
@@ -10,7 +13,7 @@ pub type Offer = BTreeMap<ResourceName, Vec<Device>>;
 /// Device nodes of VFIO's own character devices (kernel `drivers/vfio/device_cdev.c`), usable only through iommufd.
 const CDEV_DIR: &str = "/dev/vfio/devices/";
 
-/// One thing that a VM can be given.
+/// One thing that a VM can be given: a GPU with its IOMMU group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// PCI address, e.g. `0000:3b:00.0`; this is what the VM's launcher finds in its environment.
@@ -20,8 +23,22 @@ pub struct Device {
     pub numa_node: Option<u16>,
     /// Device nodes to hand over, as the host sees them, e.g. `/dev/vfio/35` and `/dev/vfio/devices/vfio3`.
     pub nodes: Vec<PathBuf>,
-    /// IOMMU group. Devices of one group go to one container, or to none.
-    pub group: Option<u32>,
+    /// Ids of the other GPUs of its IOMMU group. They are not offered: whoever has the group has them.
+    pub others: Vec<String>,
+    /// Names of the ports and bridges above it, the root port first. Devices below one port are near to each other.
+    pub path: Vec<String>,
+    /// Memory that it shares with other GPUs of its board, on boards that have such.
+    pub egm: Option<Egm>,
+}
+
+/// Extended GPU memory of a Grace board: host memory for the GPUs behind one socket, a device node of its own. It can
+/// be given only to one who has all of these GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Egm {
+    /// E.g. `/dev/egm0`.
+    pub node: PathBuf,
+    /// Ids of the GPUs whose memory it is.
+    pub gpus: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,92 +59,14 @@ impl Health {
 }
 
 /// Whether a device node works through iommufd only.
-pub(super) fn is_cdev(node: &std::path::Path) -> bool {
+pub(super) fn is_cdev(node: &Path) -> bool {
     node.starts_with(CDEV_DIR)
 }
 
-/// A device of the same IOMMU group that is offered under another name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Elsewhere {
-    pub(super) resource: ResourceName,
-    pub(super) id: String,
+pub(super) fn find<'a>(devices: &'a [Device], id: &str) -> Option<&'a Device> {
+    devices.iter().find(|device| device.id == id)
 }
 
-/// The part of an offer that one plugin serves.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Share {
-    pub(super) devices: Vec<Device>,
-    /// By IOMMU group: groups that reach into another resource.
-    pub(super) elsewhere: BTreeMap<u32, Elsewhere>,
-}
-
-impl Share {
-    pub(super) fn find(&self, id: &str) -> Option<&Device> {
-        self.devices.iter().find(|device| device.id == id)
-    }
-
-    pub(super) fn healthy(&self) -> usize {
-        self.devices.iter().filter(|device| device.health == Health::Healthy).count()
-    }
-}
-
-/// Cuts an offer into what each plugin has to know.
-pub(super) fn shares(offer: Offer) -> BTreeMap<ResourceName, Share> {
-    let mut members: BTreeMap<u32, Vec<Elsewhere>> = BTreeMap::new();
-    for (resource, devices) in &offer {
-        for device in devices {
-            if let Some(group) = device.group {
-                let member = Elsewhere { resource: resource.clone(), id: device.id.clone() };
-                members.entry(group).or_default().push(member);
-            }
-        }
-    }
-    let elsewhere = |resource: &ResourceName, devices: &[Device]| {
-        let groups = devices.iter().filter_map(|device| device.group);
-        groups
-            .filter_map(|group| {
-                let other = members.get(&group)?.iter().find(|member| member.resource != *resource)?;
-                Some((group, other.clone()))
-            })
-            .collect()
-    };
-    offer
-        .into_iter()
-        .map(|(resource, devices)| {
-            let elsewhere = elsewhere(&resource, &devices);
-            (resource, Share { devices, elsewhere })
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn device(id: &str, group: u32) -> Device {
-        Device { id: id.into(), health: Health::Healthy, numa_node: None, nodes: vec![], group: Some(group) }
-    }
-
-    #[test]
-    fn a_group_that_reaches_into_another_resource_is_known_on_both_sides() {
-        let t4: ResourceName = "nvidia.com/TU104GL_TESLA_T4".parse().unwrap();
-        let a10: ResourceName = "nvidia.com/GA102GL_A10".parse().unwrap();
-        let offer = Offer::from([
-            (t4.clone(), vec![device("0000:01:00.0", 1), device("0000:02:00.0", 2)]),
-            (a10.clone(), vec![device("0000:03:00.0", 2), device("0000:04:00.0", 4)]),
-        ]);
-
-        let shares = shares(offer);
-
-        let other = |resource: &ResourceName, id: &str| Elsewhere { resource: resource.clone(), id: id.into() };
-        assert_eq!(shares[&t4].elsewhere, BTreeMap::from([(2, other(&a10, "0000:03:00.0"))]));
-        assert_eq!(shares[&a10].elsewhere, BTreeMap::from([(2, other(&t4, "0000:02:00.0"))]));
-    }
-
-    #[test]
-    fn two_devices_of_a_group_under_one_name_reach_nowhere_else() {
-        let t4: ResourceName = "nvidia.com/TU104GL_TESLA_T4".parse().unwrap();
-        let offer = Offer::from([(t4.clone(), vec![device("0000:01:00.0", 1), device("0000:02:00.0", 1)])]);
-        assert_eq!(shares(offer)[&t4].elsewhere, BTreeMap::new());
-    }
+pub(super) fn healthy(devices: &[Device]) -> usize {
+    devices.iter().filter(|device| device.health == Health::Healthy).count()
 }

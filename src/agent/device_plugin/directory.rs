@@ -8,16 +8,19 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use futures::StreamExt;
 use inotify::{EventMask, EventOwned, Inotify, WatchMask};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::{backoff::Backoff, names::ResourceName};
 
 const KUBELET_SOCKET: &str = "kubelet.sock";
+/// `checkpointmanager` of the kubelet writes a file beside it and renames that one.
+const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 /// Never `kubevirt-`: virt-handler and NVIDIA's plugin remove each other's sockets of that name.
 const OWN_PREFIX: &str = "gpuvirt-";
 const OWN_SUFFIX: &str = ".sock";
@@ -56,7 +59,9 @@ impl Directory {
 
     /// Reports every change of `kubelet.sock` and of our sockets, until it is dropped. A directory that is missing, or
     /// that is replaced, is looked for again and again.
-    pub(super) async fn follow(self, changes: watch::Sender<u64>) {
+    ///
+    /// `noted`: notified when the kubelet replaces its checkpoint, as it does after each allocation.
+    pub(super) async fn follow(self, changes: watch::Sender<u64>, noted: Arc<Notify>) {
         let notify = || changes.send_modify(|count| *count = count.wrapping_add(1));
         let mut backoff = Backoff::new(FIRST_RETRY, MOST_RETRY);
         let mut told = false;
@@ -71,6 +76,9 @@ impl Directory {
                     while let Some(Ok(event)) = events.next().await {
                         if concerns_us(&event) {
                             notify();
+                        }
+                        if event.name.as_deref().is_some_and(|name| name == CHECKPOINT) {
+                            noted.notify_one();
                         }
                         if is_last(&event) {
                             break;

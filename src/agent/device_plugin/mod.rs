@@ -34,23 +34,23 @@ mod proto {
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::{JoinHandle, JoinSet},
 };
 
-pub use device::{Device, Health, Offer};
+pub use device::{Device, Egm, Health, Offer};
 pub use names::ResourceName;
+pub use preferred::prefer;
 
 use backoff::Backoff;
-use device::{Share, shares};
 use directory::Directory;
 use registration::{Plugin, RETRY};
 use server::{Listing, Service};
 
-/// A fresh look at the host right before a device (by its id) is given to a pod: is its driver, is its group still what
-/// was offered? The text of a refusal is shown in the pod's status: it should say what was found and what to do.
+/// A fresh look at the host right before devices (by their ids) are given to a pod: what speaks against it, by id. The
+/// text is shown in the pod's status: it should say what was found and what to do.
 /// May block; it is called off the async threads, with a deadline.
-pub type Recheck = Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
+pub type Recheck = Arc<dyn Fn(&[String]) -> BTreeMap<String, String> + Send + Sync>;
 
 /// The plugins' states by resource. A resource is in it from its first offer until the kubelet was told that it is gone.
 pub type States = BTreeMap<ResourceName, PluginState>;
@@ -76,6 +76,8 @@ pub struct Config {
     /// The host has `/dev/iommu`: VFIO's character devices are handed over as well.
     pub iommufd: bool,
     pub recheck: Recheck,
+    /// Notified when the kubelet has written down which pod has which devices (of any plugin).
+    pub noted: Arc<Notify>,
 }
 
 /// All device plugins of this node. Nothing is registered before the first [`DevicePlugins::offer`].
@@ -132,6 +134,7 @@ async fn run(
     let directory = Directory::new(config.socket_dir.clone());
     directory.sweep();
     let changes = watch::Sender::new(0);
+    let noted = Arc::clone(&config.noted);
     let mut plugins = Plugins {
         config,
         directory: directory.clone(),
@@ -141,7 +144,7 @@ async fn run(
         listings: BTreeMap::new(),
         tasks: JoinSet::new(),
     };
-    let following = tokio::spawn(directory.follow(changes));
+    let following = tokio::spawn(directory.follow(changes, noted));
     let stop = async {
         // An error means that the agent is on its way out as well.
         let _ = shutdown.wait_for(|shutdown| *shutdown).await;
@@ -175,23 +178,22 @@ struct Plugins {
 }
 
 impl Plugins {
-    fn apply(&mut self, offer: Offer) {
-        let mut shares = shares(offer);
+    fn apply(&mut self, mut offer: Offer) {
         for (resource, listing) in &self.listings {
-            let next = shares.remove(resource).map_or(Listing::Withdrawn, Listing::Offered);
+            let next = offer.remove(resource).map_or(Listing::Withdrawn, Listing::Offered);
             listing.send_if_modified(|now| {
                 let news = *now != next;
                 *now = next;
                 news
             });
         }
-        for (resource, share) in shares {
-            self.add(resource, share);
+        for (resource, devices) in offer {
+            self.add(resource, devices);
         }
     }
 
-    fn add(&mut self, resource: ResourceName, share: Share) {
-        let listing = watch::Sender::new(Listing::Offered(share));
+    fn add(&mut self, resource: ResourceName, devices: Vec<Device>) {
+        let listing = watch::Sender::new(Listing::Offered(devices));
         let plugin = Plugin {
             service: Service {
                 resource: resource.clone(),

@@ -1,195 +1,174 @@
 //! Which devices fit together best. A hint: the kubelet's topology manager goes first, and it may choose otherwise.
+//!
+//! ```text
+//! NUMA node ─► root port ─► switch ─► device
+//! ```
+//! Every part of a [`Score`] is a sum over the places of this tree, so the best choice of each size for a place comes from
+//! the best choices of the places in it: no search, and no worse than trying every choice.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    ops::Add,
 };
 
-use super::device::{Device, Share};
+use super::device::{Device, find};
 
-/// Chooses up to `size` of the available ids.
+/// How good a choice is; the smaller, the better, the first field before the second and so on.
 ///
-/// First those that must be included, in their order, with the rest of their IOMMU groups; then whole groups, those on
-/// one NUMA node before the others, larger before smaller, lower address before higher. Fewer than `size` come back
-/// where the rest could only be had by splitting a group. The order of `available` does not matter.
-pub(super) fn prefer(share: &Share, available: &[String], must: &[String], size: usize) -> Vec<String> {
-    let available: BTreeSet<&str> = available.iter().map(String::as_str).collect();
-    let mut chosen: Vec<&str> = Vec::with_capacity(size);
+/// A choice on one switch is on one NUMA node, too. Nodes are counted first for the sake of requests that are too large
+/// for a switch: three switches of one node are nearer to each other than two larger ones of two nodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Score {
+    /// Places that the choice is spread over.
+    numa_nodes: u64,
+    root_ports: u64,
+    switches: u64,
+    /// Sums over all places of (what was there)² − (what is left)²: least where what is left is in one piece.
+    /// Switches come first: a broken one is of no use to those who want a whole one.
+    broken_switches: u64,
+    broken_root_ports: u64,
+    broken_numa_nodes: u64,
+}
+
+impl Add for Score {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            numa_nodes: self.numa_nodes + other.numa_nodes,
+            root_ports: self.root_ports + other.root_ports,
+            switches: self.switches + other.switches,
+            broken_switches: self.broken_switches + other.broken_switches,
+            broken_root_ports: self.broken_root_ports + other.broken_root_ports,
+            broken_numa_nodes: self.broken_numa_nodes + other.broken_numa_nodes,
+        }
+    }
+}
+
+/// Chooses `size` of the available ids, or all if there are fewer.
+///
+/// First those that must be included, in their order; the others follow by address. They are chosen by the score, among
+/// equals the lower addresses. The order of `available` does not matter.
+pub fn prefer(devices: &[Device], available: &[String], must: &[String], size: usize) -> Vec<String> {
+    let mut included: Vec<&str> = Vec::new();
     for id in must {
-        if !chosen.contains(&id.as_str()) {
-            chosen.push(id);
+        if !included.contains(&id.as_str()) {
+            included.push(id);
         }
     }
-    let numa = |id: &str| share.find(id).and_then(|device| device.numa_node);
-    let home = home(&available, &chosen, size, numa);
-
-    let mut units = units(share, &available);
-    units.sort_by_key(|unit| {
-        let begun = unit.iter().any(|id| chosen.contains(id));
-        let away = unit.iter().filter(|id| numa(id) != home).count();
-        (!begun, away, Reverse(unit.len()), unit.clone())
-    });
-    for unit in units {
-        let rest: Vec<&str> = unit.into_iter().filter(|id| !chosen.contains(id)).collect();
-        if chosen.len() + rest.len() <= size {
-            chosen.extend(rest);
-        }
+    let free: BTreeSet<&str> = available.iter().chain(must).map(String::as_str).collect();
+    let mut tree = Tree::new();
+    let mut below: BTreeMap<&str, u32> = BTreeMap::new();
+    for port in devices.iter().flat_map(|device| &device.path) {
+        *below.entry(port).or_default() += 1;
     }
-    chosen.into_iter().map(str::to_owned).collect()
+    for device in free.iter().filter_map(|id| find(devices, id)) {
+        let root_port = device.path.first().unwrap_or(&device.id);
+        let ports = tree.entry(device.numa_node).or_default();
+        ports.entry(root_port).or_default().entry(switch(device, &below)).or_default().push(&device.id);
+    }
+    let best = together(tree.into_values(), |ports| numa_node(ports, &included));
+    // What is not ours and must be included takes room all the same.
+    let unknown = included.iter().filter(|id| find(devices, id).is_none()).count();
+    let mut others = best.largest(size.saturating_sub(unknown));
+    others.retain(|id| !included.contains(id));
+    others.sort_unstable();
+    included.into_iter().chain(others).map(str::to_owned).collect()
 }
 
-/// The NUMA node to fill from: where most of the included devices are; else the one that fits most tightly; else the
-/// one that has most. `None` is the node of devices that have none.
-fn home(available: &BTreeSet<&str>, included: &[&str], size: usize, numa: impl Fn(&str) -> Option<u16>) -> Option<u16> {
-    let mut per_node: BTreeMap<Option<u16>, usize> = BTreeMap::new();
-    for id in available {
-        *per_node.entry(numa(id)).or_default() += 1;
-    }
-    let rank = |(node, count): (Option<u16>, usize)| {
-        let here = included.iter().filter(|id| numa(id) == node).count();
-        let spare = count.checked_sub(size);
-        (here, spare.is_some(), spare.map(Reverse), count, Reverse(node))
+type Switches<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+type RootPorts<'a> = BTreeMap<&'a str, Switches<'a>>;
+type Tree<'a> = BTreeMap<Option<u16>, RootPorts<'a>>;
+
+/// The lowest port above a device that is above another device, too; without one the device is on its own.
+fn switch<'a>(device: &'a Device, below: &BTreeMap<&str, u32>) -> &'a str {
+    let shared = device.path.iter().rev().find(|port| below.get(port.as_str()).is_some_and(|count| *count > 1));
+    shared.unwrap_or(&device.id)
+}
+
+fn numa_node<'a>(ports: RootPorts<'a>, included: &[&str]) -> Table<'a> {
+    together(ports.into_values(), |switches| root_port(switches, included)).scored(|used, broken| Score {
+        numa_nodes: used,
+        broken_numa_nodes: broken,
+        ..Score::default()
+    })
+}
+
+fn root_port<'a>(switches: Switches<'a>, included: &[&str]) -> Table<'a> {
+    let of_switch = |ids: Vec<&'a str>| {
+        together(ids, |id| Table::device(id, included.contains(&id))).scored(|used, broken| Score {
+            switches: used,
+            broken_switches: broken,
+            ..Score::default()
+        })
     };
-    per_node.into_iter().max_by_key(|entry| rank(*entry)).and_then(|(node, _)| node)
+    together(switches.into_values(), of_switch).scored(|used, broken| Score {
+        root_ports: used,
+        broken_root_ports: broken,
+        ..Score::default()
+    })
 }
 
-/// What can be given as one: each IOMMU group that is available as a whole, and each device without a group.
-fn units<'a>(share: &'a Share, available: &BTreeSet<&str>) -> Vec<Vec<&'a str>> {
-    let mut groups: BTreeMap<u32, Vec<&Device>> = BTreeMap::new();
-    let mut units: Vec<Vec<&Device>> = Vec::new();
-    for device in &share.devices {
-        match device.group {
-            Some(group) => groups.entry(group).or_default().push(device),
-            None => units.push(vec![device]),
-        }
-    }
-    units.extend(groups.into_iter().filter(|(group, _)| !share.elsewhere.contains_key(group)).map(|(_, unit)| unit));
-    let ids = units.into_iter().map(|unit| {
-        let mut ids: Vec<&str> = unit.into_iter().map(|device| device.id.as_str()).collect();
-        ids.sort_unstable();
-        ids
-    });
-    ids.filter(|unit| unit.iter().all(|id| available.contains(id))).collect()
+fn together<'a, P>(places: impl IntoIterator<Item = P>, table: impl Fn(P) -> Table<'a>) -> Table<'a> {
+    places.into_iter().map(table).fold(Table::nothing(), |all, next| all.and(&next))
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+struct Choice<'a> {
+    score: Score,
+    ids: Vec<&'a str>,
+}
 
-    use super::{super::device::Health, *};
+/// The best choice of each number of devices in a place; `None` where no choice has that number. The last one is all.
+struct Table<'a>(Vec<Option<Choice<'a>>>);
 
-    fn gpu(n: u32, numa_node: Option<u16>, group: u32) -> Device {
-        Device { id: id(n), health: Health::Healthy, numa_node, nodes: vec![], group: Some(group) }
+impl<'a> Table<'a> {
+    fn nothing() -> Self {
+        Self(vec![Some(Choice { score: Score::default(), ids: Vec::new() })])
     }
 
-    fn id(n: u32) -> String {
-        format!("0000:{n:02x}:00.0")
+    fn device(id: &'a str, included: bool) -> Self {
+        let without = Choice { score: Score::default(), ids: Vec::new() };
+        let with = Choice { score: Score::default(), ids: vec![id] };
+        Self(vec![Some(without).filter(|_| !included), Some(with)])
     }
 
-    fn ids(numbers: &[u32]) -> Vec<String> {
-        numbers.iter().map(|n| id(*n)).collect()
-    }
-
-    /// Two NUMA nodes: 1-3 on node 0, 4-8 on node 1, each in its own group.
-    fn world() -> Share {
-        let devices = (1..=8).map(|n| gpu(n, Some(u16::from(n > 3)), n)).collect();
-        Share { devices, ..Share::default() }
-    }
-
-    fn all() -> Vec<String> {
-        ids(&[1, 2, 3, 4, 5, 6, 7, 8])
-    }
-
-    #[test]
-    fn the_node_that_fits_most_tightly_is_filled_from_its_lowest_address() {
-        assert_eq!(prefer(&world(), &all(), &[], 2), ids(&[1, 2]));
-        assert_eq!(prefer(&world(), &all(), &[], 4), ids(&[4, 5, 6, 7]));
-    }
-
-    #[test]
-    fn included_devices_come_first_and_draw_the_rest_to_their_node() {
-        assert_eq!(prefer(&world(), &all(), &ids(&[7]), 3), ids(&[7, 4, 5]));
-    }
-
-    #[test]
-    fn a_request_larger_than_a_node_takes_the_larger_node_first() {
-        assert_eq!(prefer(&world(), &all(), &[], 6), ids(&[4, 5, 6, 7, 8, 1]));
-    }
-
-    #[test]
-    fn only_available_devices_are_chosen() {
-        assert_eq!(prefer(&world(), &ids(&[2, 5]), &[], 2), ids(&[2, 5]));
-    }
-
-    #[test]
-    fn a_single_request_leaves_shared_groups_alone() {
-        let mut share = world();
-        share.devices[1].group = Some(1);
-        assert_eq!(prefer(&share, &all(), &[], 1), ids(&[3]));
-    }
-
-    #[test]
-    fn a_request_of_two_takes_a_shared_group_before_two_singles() {
-        let mut share = world();
-        share.devices[2].group = Some(2);
-        assert_eq!(prefer(&share, &all(), &[], 2), ids(&[2, 3]));
-    }
-
-    #[test]
-    fn an_included_device_brings_its_group() {
-        let mut share = world();
-        share.devices[7].group = Some(1);
-        assert_eq!(prefer(&share, &all(), &ids(&[1]), 2), ids(&[1, 8]));
-    }
-
-    #[test]
-    fn a_host_without_numa_nodes_is_one_node() {
-        let mut share = world();
-        share.devices.iter_mut().for_each(|device| device.numa_node = None);
-        assert_eq!(prefer(&share, &all(), &[], 5), ids(&[1, 2, 3, 4, 5]));
-    }
-
-    proptest! {
-        #[test]
-        fn the_choice_is_the_same_for_any_order_and_never_splits_a_group(
-            layout in prop::collection::vec((prop::option::of(0_u16..3), 1_u32..=8), 1..=8),
-            order in Just((1_u32..=8).collect::<Vec<_>>()).prop_shuffle(),
-            absent in 0_u32..=8,
-            size in 1_usize..=8,
-        ) {
-            let devices: Vec<Device> = layout.iter().zip(1..).map(|((numa, group), n)| gpu(n, *numa, *group)).collect();
-            let share = Share { devices, ..Share::default() };
-            let known = |n: &u32| share.find(&id(*n)).is_some() && *n != absent;
-            let shuffled: Vec<u32> = order.into_iter().filter(known).collect();
-            let mut sorted = shuffled.clone();
-            sorted.sort_unstable();
-
-            let choice = prefer(&share, &ids(&shuffled), &[], size);
-
-            prop_assert_eq!(&choice, &prefer(&share, &ids(&sorted), &[], size));
-            prop_assert!(choice.len() <= size);
-            let distinct: BTreeSet<&String> = choice.iter().collect();
-            prop_assert_eq!(distinct.len(), choice.len());
-            prop_assert!(choice.iter().all(|id| ids(&sorted).contains(id)));
-            for device in &share.devices {
-                let together = |other: &&Device| other.group == device.group;
-                if choice.contains(&device.id) {
-                    prop_assert!(share.devices.iter().filter(together).all(|other| choice.contains(&other.id)));
+    /// Two places together. Among equals as many as can be from the first, which has the lower addresses.
+    fn and(&self, other: &Self) -> Self {
+        let mut both: Vec<Option<Choice<'a>>> = Vec::new();
+        both.resize_with(self.0.len() + other.0.len() - 1, || None);
+        for (here, one) in self.0.iter().enumerate().rev() {
+            for (there, two) in other.0.iter().enumerate() {
+                let (Some(one), Some(two)) = (one, two) else { continue };
+                let score = one.score + two.score;
+                let best = &mut both[here + there];
+                if best.as_ref().is_none_or(|best| score < best.score) {
+                    *best = Some(Choice { score, ids: [one.ids.as_slice(), &two.ids].concat() });
                 }
             }
         }
+        Self(both)
+    }
 
-        #[test]
-        fn what_must_be_included_is_included(
-            layout in prop::collection::vec((prop::option::of(0_u16..3), 1_u32..=8), 2..=8),
-            size in 2_usize..=8,
-            must in 1_u32..=2,
-        ) {
-            let devices: Vec<Device> = layout.iter().zip(1..).map(|((numa, group), n)| gpu(n, *numa, *group)).collect();
-            let all: Vec<String> = devices.iter().map(|device| device.id.clone()).collect();
-            let choice = prefer(&Share { devices, ..Share::default() }, &all, &ids(&[must]), size);
-            prop_assert_eq!(choice.first(), Some(&id(must)));
-            prop_assert!(choice.len() <= size);
+    /// Adds the place's own part: whether it is used at all, and what breaking it costs.
+    fn scored(mut self, score: impl Fn(u64, u64) -> Score) -> Self {
+        let all = self.0.len() - 1;
+        for (taken, choice) in self.0.iter_mut().enumerate() {
+            if let Some(choice) = choice {
+                let left = all - taken;
+                choice.score = choice.score + score(u64::from(taken > 0), (all * all - left * left) as u64);
+            }
         }
+        self
+    }
+
+    /// The best choice of the largest number up to `size`. More only where so many must be included.
+    fn largest(mut self, size: usize) -> Vec<&'a str> {
+        let fits = self.0.iter().take(size + 1).rposition(Option::is_some);
+        let chosen = fits.or_else(|| self.0.iter().position(Option::is_some));
+        chosen.and_then(|number| self.0[number].take()).map(|choice| choice.ids).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+#[path = "preferred_tests.rs"]
+mod tests;

@@ -13,6 +13,7 @@ use tonic::transport::{Endpoint, Uri};
 use super::{
     PluginState, States,
     backoff::Backoff,
+    device::healthy,
     directory::{Directory, Identity, socket_name},
     names::ResourceName,
     proto::{self, registration_client::RegistrationClient},
@@ -247,7 +248,7 @@ impl Plugin {
     fn report(&self, trouble: Option<String>) {
         let resource = &self.service.resource;
         let (devices, healthy) = match &*self.service.listing.borrow() {
-            Listing::Offered(share) => (share.devices.len(), share.healthy()),
+            Listing::Offered(devices) => (devices.len(), healthy(devices)),
             Listing::Withdrawn => (0, 0),
         };
         let registered = trouble.is_none();

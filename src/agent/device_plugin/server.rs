@@ -1,6 +1,13 @@
 //! The plugin's own gRPC service on its own socket. Thin: it translates between the wire and the pure modules.
 
-use std::{collections::HashMap, fs, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    path::PathBuf,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::Stream;
 use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
@@ -10,7 +17,7 @@ use tonic::{Request, Response, Status};
 use super::{
     Recheck,
     allocate::{Grant, allocate},
-    device::{Device, Share},
+    device::Device,
     directory::{Identity, MAX_PATH},
     names::ResourceName,
     preferred::prefer,
@@ -28,7 +35,7 @@ const RECHECK_WITHIN: Duration = Duration::from_secs(10);
 /// What a plugin serves at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Listing {
-    Offered(Share),
+    Offered(Vec<Device>),
     /// Not part of the offer any more: the kubelet is told an empty list, nothing is allocated.
     Withdrawn,
 }
@@ -126,9 +133,9 @@ struct Handler {
 }
 
 impl Handler {
-    fn offered(&self) -> Result<Share, Status> {
+    fn offered(&self) -> Result<Vec<Device>, Status> {
         match &*self.service.listing.borrow() {
-            Listing::Offered(share) => Ok(share.clone()),
+            Listing::Offered(devices) => Ok(devices.clone()),
             Listing::Withdrawn => Err(Status::failed_precondition(format!(
                 "{}: not offered by this node any more; delete the pod so that it is scheduled again",
                 self.service.resource
@@ -138,25 +145,18 @@ impl Handler {
 
     fn grants(&self, request: &proto::AllocateRequest) -> Result<Vec<Grant>, Status> {
         let Service { resource, iommufd, .. } = &self.service;
-        let share = self.offered()?;
+        let devices = self.offered()?;
         let one = |container: &proto::ContainerAllocateRequest| {
-            allocate(resource, &share, *iommufd, &container.device_ids)
+            allocate(resource, &devices, *iommufd, &container.device_ids)
                 .map_err(|refusal| Status::failed_precondition(refusal.to_string()))
         };
         request.container_requests.iter().map(one).collect()
     }
 
     /// Asks the host, not the list: between the list and now a driver or a group may have changed.
-    async fn recheck(&self, request: &proto::AllocateRequest) -> Result<(), Status> {
-        let ids: Vec<String> =
-            request.container_requests.iter().flat_map(|container| container.device_ids.clone()).collect();
+    async fn objections(&self, ids: Vec<String>) -> Result<BTreeMap<String, String>, Status> {
         let recheck = Arc::clone(&self.service.recheck);
-        let resource = self.service.resource.clone();
-        let looking = tokio::task::spawn_blocking(move || {
-            ids.iter().try_for_each(|id| {
-                recheck(id).map_err(|why| Status::failed_precondition(format!("{resource}: device {id}: {why}")))
-            })
-        });
+        let looking = tokio::task::spawn_blocking(move || recheck(&ids));
         let late = |_| {
             Status::deadline_exceeded(format!(
                 "{}: the host did not answer within {}s about the requested devices; see the kernel log of this node",
@@ -165,7 +165,17 @@ impl Handler {
             ))
         };
         let answer = tokio::time::timeout(RECHECK_WITHIN, looking).await.map_err(late)?;
-        answer.map_err(|error| Status::internal(format!("{}: {error}", self.service.resource)))?
+        answer.map_err(|error| Status::internal(format!("{}: {error}", self.service.resource)))
+    }
+
+    async fn recheck(&self, request: &proto::AllocateRequest) -> Result<(), Status> {
+        let ids = request.container_requests.iter().flat_map(|container| container.device_ids.clone()).collect();
+        match self.objections(ids).await?.pop_first() {
+            None => Ok(()),
+            Some((id, why)) => {
+                Err(Status::failed_precondition(format!("{}: device {id}: {why}", self.service.resource)))
+            }
+        }
     }
 }
 
@@ -200,13 +210,18 @@ impl DevicePlugin for Handler {
         &self,
         request: Request<proto::PreferredAllocationRequest>,
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
-        let share = self.offered()?;
+        let devices = self.offered()?;
+        let requests = request.into_inner().container_requests;
+        let ids = requests.iter().flat_map(|container| container.available_device_ids.clone()).collect();
+        // What would be refused is not recommended. This is a hint: a host that does not answer leaves it less good.
+        let refused = self.objections(ids).await.unwrap_or_default();
         let one = |container: proto::ContainerPreferredAllocationRequest| {
             let size = usize::try_from(container.allocation_size).unwrap_or(0);
-            let (available, must) = (&container.available_device_ids, &container.must_include_device_ids);
-            proto::ContainerPreferredAllocationResponse { device_ids: prefer(&share, available, must, size) }
+            let (mut available, must) = (container.available_device_ids, &container.must_include_device_ids);
+            available.retain(|id| !refused.contains_key(id));
+            proto::ContainerPreferredAllocationResponse { device_ids: prefer(&devices, &available, must, size) }
         };
-        let container_responses = request.into_inner().container_requests.into_iter().map(one).collect();
+        let container_responses = requests.into_iter().map(one).collect();
         Ok(Response::new(proto::PreferredAllocationResponse { container_responses }))
     }
 
@@ -287,7 +302,7 @@ impl Reader {
             }
         }
         let devices = match &*self.listing.borrow_and_update() {
-            Listing::Offered(share) => share.devices.iter().map(wire_device).collect(),
+            Listing::Offered(devices) => devices.iter().map(wire_device).collect(),
             Listing::Withdrawn => Vec::new(),
         };
         Some(proto::ListAndWatchResponse { devices })

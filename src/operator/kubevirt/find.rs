@@ -5,21 +5,21 @@
 
 use std::sync::{Arc, Mutex};
 
-use futures::{FutureExt, future::BoxFuture};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use futures::future::BoxFuture;
 use kube::{
     Api, Client, ResourceExt,
-    api::DynamicObject,
-    core::PartialObjectMeta,
+    api::{DynamicObject, ListParams},
     runtime::{reflector::Store, watcher},
 };
 use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{
     Error,
+    crd::{Crd, Served, filled},
     dialect::{Dialect, Kind},
+    permitted::Permitted,
 };
-use crate::operator::world::{follow, follow_as};
+use crate::operator::world::follow_as;
 
 /// An object that has, or could have, entries of ours.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ pub struct Finder {
 
 struct Watched {
     kind: Kind,
-    crd: Store<PartialObjectMeta<CustomResourceDefinition>>,
+    crd: Crd,
     objects: Mutex<Option<Objects>>,
 }
 
@@ -66,9 +66,8 @@ impl Finder {
     /// And the work that keeps it: to be run for as long as it is used.
     pub fn new(client: &Client, due: &Arc<Notify>) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let watch = |kind: Kind| {
-            let config = watcher::Config::default().fields(&format!("metadata.name={}", kind.crd()));
             let due = due.clone();
-            let (crd, work) = follow(Api::all(client.clone()), config, move |_| due.notify_one());
+            let (crd, work) = Crd::new(client, kind.crd(), move || due.notify_one());
             (Watched { kind, crd, objects: Mutex::default() }, work)
         };
         let (kinds, work) = Kind::ALL.into_iter().map(watch).unzip();
@@ -85,12 +84,7 @@ impl Finder {
         }
         // One that is being deleted takes its entries along.
         all.retain(|cr| cr.object.metadata.deletion_timestamp.is_none());
-        let oldest = |kind: Kind| {
-            let of_kind = all.iter().filter(move |cr| cr.dialect.kind() == kind);
-            of_kind.min_by_key(|cr| (cr.object.creation_timestamp(), cr.object.name_any())).cloned()
-        };
-        let counts = oldest(Kind::HyperConverged).or_else(|| oldest(Kind::KubeVirt));
-        Ok(Look::Seen { counts, all })
+        Ok(Look::Seen { counts: counts(&all), all })
     }
 
     /// Until the next look no object is watched.
@@ -102,17 +96,24 @@ impl Finder {
 
     /// The kind's objects; `None` while they are not known.
     async fn objects(&self, watched: &Watched) -> Result<Option<Vec<Cr>>, Error> {
-        if !filled(&watched.crd) {
-            return Ok(None);
-        }
-        if watched.crd.state().iter().all(|crd| crd.metadata.deletion_timestamp.is_some()) {
-            *watched.objects.lock().expect("objects lock should not be poisoned") = None;
-            return Ok(Some(Vec::new()));
+        match watched.crd.absent() {
+            None => return Ok(None),
+            Some(true) => {
+                *watched.objects.lock().expect("objects lock should not be poisoned") = None;
+                return Ok(Some(Vec::new()));
+            }
+            Some(false) => {}
         }
         if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_ref() {
             return Ok(objects.list());
         }
-        let Some(dialect) = self.served(watched.kind).await? else { return Ok(None) };
+        let crd = match watched.crd.served().await? {
+            Served::NotYet | Served::Absent => return Ok(None),
+            Served::Here(crd) => crd,
+        };
+        let served = |version: &str| crd.spec.versions.iter().any(|v| v.served && v.name == version);
+        let dialect = watched.kind.dialects().iter().find(|dialect| served(&dialect.gvk().version)).copied();
+        let dialect = dialect.ok_or(Error::NotServed { crd: watched.kind.crd() })?;
         let due = self.due.clone();
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &dialect.resource());
         let (store, work) = follow_as(dialect.resource(), api, watcher::Config::default(), move |_| due.notify_one());
@@ -121,22 +122,35 @@ impl Finder {
         *watched.objects.lock().expect("objects lock should not be poisoned") = Some(objects);
         Ok(None)
     }
+}
 
-    /// `None` while the CRD is too new: its next change, which tells, makes it established.
-    async fn served(&self, kind: Kind) -> Result<Option<Dialect>, Error> {
-        let crds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let found = crds.get_opt(kind.crd()).await;
-        let Some(crd) = found.map_err(|source| Error::Read(format!("CRD {}", kind.crd()), Box::new(source)))? else {
-            return Ok(None);
-        };
-        let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        if !conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True") {
-            return Ok(None);
+fn counts(all: &[Cr]) -> Option<Cr> {
+    let oldest = |kind: Kind| {
+        let of_kind = all.iter().filter(move |cr| cr.dialect.kind() == kind);
+        of_kind.min_by_key(|cr| (cr.object.creation_timestamp(), cr.object.name_any())).cloned()
+    };
+    oldest(Kind::HyperConverged).or_else(|| oldest(Kind::KubeVirt))
+}
+
+/// What the object that counts permits now, asked for once; `None` if there is none.
+pub async fn permitted_now(client: &Client) -> Result<Option<Permitted>, Error> {
+    let mut all = Vec::new();
+    for kind in Kind::ALL {
+        for dialect in kind.dialects() {
+            let api: Api<DynamicObject> = Api::all_with(client.clone(), &dialect.resource());
+            match api.list(&ListParams::default()).await {
+                Ok(found) => {
+                    all.extend(found.items.into_iter().map(|o| Cr { dialect: *dialect, object: Arc::new(o) }));
+                    break;
+                }
+                // The kind, or this version of it, is not served.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(source) => return Err(Error::Read(format!("objects of CRD {}", kind.crd()), Box::new(source))),
+            }
         }
-        let served = |version: &str| crd.spec.versions.iter().any(|v| v.served && v.name == version);
-        let dialect = kind.dialects().iter().find(|dialect| served(&dialect.gvk().version));
-        dialect.copied().map(Some).ok_or(Error::NotServed { crd: kind.crd() })
     }
+    all.retain(|cr| cr.object.metadata.deletion_timestamp.is_none());
+    counts(&all).map(|cr| Ok(Permitted::read(cr.dialect, &cr.object)?)).transpose()
 }
 
 impl Objects {
@@ -144,13 +158,4 @@ impl Objects {
         let of = |object| Cr { dialect: self.dialect, object };
         filled(&self.store).then(|| self.store.state().into_iter().map(of).collect())
     }
-}
-
-/// A store that is not filled yet looks like a cluster without objects.
-fn filled<K>(store: &Store<K>) -> bool
-where
-    K: kube::runtime::reflector::Lookup + Clone + 'static,
-    K::DynamicType: Eq + std::hash::Hash + Clone,
-{
-    store.wait_until_ready().now_or_never().is_some_and(|ready| ready.is_ok())
 }

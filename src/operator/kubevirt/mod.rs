@@ -8,6 +8,7 @@
 //!
 //! The list is atomic: it is read, changed and written with a resource version. What others wrote stays as it is.
 
+pub mod crd;
 mod decide;
 mod dialect;
 mod find;
@@ -37,6 +38,10 @@ use self::{
     decide::{Change, Decision},
     dialect::Place,
     find::{Cr, Finder, Look},
+};
+pub use self::{
+    dialect::Dialect,
+    find::permitted_now,
     permitted::{Device, Permitted},
 };
 use crate::cluster::events::{Events, Notice};

@@ -21,6 +21,7 @@ use super::{
     mode::{Complaint, NodePolicy, effective},
     preflight::{Blocked, Preflight, preflight},
     readiness::{self, Readiness},
+    users::Users,
 };
 
 /// One node as the operator sees it.
@@ -31,6 +32,7 @@ pub struct Observed<'a> {
     pub policy: &'a NodePolicy,
     /// Our operands' pods on the node; `None` while they are not watched.
     pub pods: Option<&'a [OperandPod]>,
+    pub users: &'a Users,
     pub epoch: i64,
 }
 
@@ -166,7 +168,7 @@ impl Reported<'_> {
             return Course::Serve;
         }
         let operands = self.observed.pods.map(|pods| pods.iter().map(|p| p.uid.clone()).collect());
-        match preflight(self.agent, self.desired, operands.as_ref()) {
+        match preflight(self.agent, self.desired, operands.as_ref(), self.observed.users) {
             Preflight::Blocked(blocked) => Course::Hold(blocked),
             Preflight::NeedsPods => Course::LookAtPods,
             Preflight::Clear if asked => Course::Switch,

@@ -11,6 +11,7 @@ pub mod readiness;
 mod report;
 #[cfg(test)]
 mod tests;
+pub mod users;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -41,8 +42,12 @@ use self::{
     decide::{Decision, Observed, Order, decide},
     mode::NodePolicy,
     pods::NodePods,
+    users::{UserNames, Users},
 };
-use super::world::{NodeWork, World};
+use super::{
+    vmi::Instances,
+    world::{NodeWork, World},
+};
 use crate::cluster::{events::Events, gone};
 
 #[derive(Debug, thiserror::Error)]
@@ -55,11 +60,14 @@ pub enum Error {
 
 /// Several nodes at a time, one piece of work a node.
 const CONCURRENCY: u16 = 16;
+const RETRY: Duration = Duration::from_secs(5);
 
 pub struct Context {
     pub client: Client,
     pub world: World,
     pub pods: NodePods,
+    pub users: UserNames,
+    pub instances: Arc<Instances>,
     pub events: Events,
     pub epoch: i64,
     /// The active policy; without one nodes are left alone.
@@ -100,7 +108,7 @@ fn queue(
 #[expect(clippy::needless_pass_by_value, reason = "the applier's signature")]
 fn retry(node: Arc<NodeMeta>, error: &Error, _: Arc<Context>) -> Action {
     tracing::warn!(node = node.name_any(), error = crate::chain(error), "node not reconciled, trying again");
-    Action::requeue(Duration::from_secs(5))
+    Action::requeue(RETRY)
 }
 
 async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action, Error> {
@@ -118,12 +126,14 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         }
     };
     let pods = context.pods.get(&name);
+    let (users, all_named) = users(&context, &name, gpu_node).await;
     let observed = Observed {
         name: &name,
         labels: node.labels(),
         gpu_node,
         policy: &policy,
         pods: pods.as_deref(),
+        users: &users,
         epoch: context.epoch,
     };
     let Decision { labels, order, watch_pods } = decide(&observed);
@@ -134,9 +144,19 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     }
     patch_labels(&context.client, &node, labels).await?;
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
-        apply(&context, &node, gpu_node, order).await?;
+        apply(&context, &node, gpu_node, order, &users).await?;
     }
-    Ok(Action::await_change())
+    Ok(if all_named { Action::await_change() } else { Action::requeue(RETRY) })
+}
+
+/// And whether all pods have been asked for their VMs.
+async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>) -> (Users, bool) {
+    let Some(agent) = gpu_node.and_then(|node| node.status.as_ref()).and_then(|status| status.agent.as_ref()) else {
+        return (Users::default(), true);
+    };
+    let (list, all_named) = context.users.of(node, agent).await;
+    let blockers = list.iter().filter_map(|user| context.instances.blocks_drain(user.vmi.as_deref()?)).collect();
+    (Users { list, blockers }, all_named)
 }
 
 /// By merge patch with the UID: an apply to a node that is gone would create it.
@@ -154,13 +174,19 @@ async fn patch_labels(client: &Client, node: &NodeMeta, labels: BTreeMap<String,
     }
 }
 
-async fn apply(context: &Context, node: &NodeMeta, gpu_node: &GPUNode, order: Order) -> Result<(), Error> {
+async fn apply(
+    context: &Context,
+    node: &NodeMeta,
+    gpu_node: &GPUNode,
+    order: Order,
+    users: &Users,
+) -> Result<(), Error> {
     let name = node.name_any();
     let api: Api<GPUNode> = Api::all(context.client.clone());
     let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
     let old = gpu_node.status.as_ref().and_then(|status| status.operator.as_ref());
     let now = Time(Timestamp::now());
-    let status = report::status(old, &order, &name, gpu_node.metadata.generation, &now);
+    let status = report::status(old, &order, users, &name, gpu_node.metadata.generation, &now);
     let failed = |source| Error::ApplyGPUNode { node: name.clone(), source: Box::new(source) };
 
     // The status first: what it says of the mode that was served last must outlive a crash between the two writes.

@@ -7,6 +7,8 @@ use crds::{
     v1alpha1::{AgentStatus, GPUStatus, Holder},
 };
 
+use super::users::Users;
+
 /// Why a node cannot leave its mode, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
@@ -24,7 +26,12 @@ pub enum Preflight {
 
 /// `operands`: UIDs of our operands' pods on the node, which leave in the quiesce step and so do not block; `None` while
 /// they are not known.
-pub fn preflight(agent: &AgentStatus, desired: WorkloadMode, operands: Option<&BTreeSet<String>>) -> Preflight {
+pub fn preflight(
+    agent: &AgentStatus,
+    desired: WorkloadMode,
+    operands: Option<&BTreeSet<String>>,
+    users: &Users,
+) -> Preflight {
     let mut needs_pods = false;
     for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(desired)) {
         if let Some(obstacle) = gpu.obstacles.iter().find(|o| o.mode == desired) {
@@ -34,19 +41,23 @@ pub fn preflight(agent: &AgentStatus, desired: WorkloadMode, operands: Option<&B
             match (&holder.pod, operands) {
                 (Some(pod), Some(operands)) if operands.contains(pod) => {}
                 (Some(_), None) => needs_pods = true,
-                (Some(_), Some(_)) | (None, _) => return Preflight::Blocked(in_use(gpu, holder, desired)),
+                (Some(_), Some(_)) | (None, _) => return Preflight::Blocked(in_use(gpu, holder, desired, users)),
             }
         }
     }
     if needs_pods { Preflight::NeedsPods } else { Preflight::Clear }
 }
 
-fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode) -> Blocked {
+fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users) -> Blocked {
     let who = match (holder.pid, &holder.pod) {
         // The kubelet's word: nobody has opened it yet.
         (0, Some(pod)) => format!("allocated to pod {pod}"),
         (pid, Some(pod)) => format!("held by {} (pid {pid}, pod {pod}) through {}", holder.command, holder.path),
         (pid, None) => format!("held by {} (pid {pid}) through {}", holder.command, holder.path),
+    };
+    let who = match users.vm(&gpu.address) {
+        Some(vm) => format!("in use by VM {vm}, {who}"),
+        None => who,
     };
     Blocked {
         reason: "GPUInUse".to_owned(),
@@ -56,7 +67,7 @@ fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode) -> Blocked {
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::Obstacle;
+    use crds::v1alpha1::{GPUUser, Obstacle};
 
     use super::*;
 
@@ -93,7 +104,7 @@ mod tests {
 
     #[test]
     fn an_idle_gpu_is_clear_without_looking_at_pods() {
-        assert_eq!(preflight(&agent(), TO, None), Preflight::Clear);
+        assert_eq!(preflight(&agent(), TO, None, &Users::default()), Preflight::Clear);
     }
 
     #[test]
@@ -101,13 +112,17 @@ mod tests {
         let mut agent = agent();
         let obstacle = Obstacle { mode: TO, reason: "IommuOff".to_owned(), message: "set intel_iommu=on".to_owned() };
         agent.gpus[0].obstacles = vec![obstacle];
-        assert_eq!(blocked(preflight(&agent, TO, None)).reason, "IommuOff");
-        assert_eq!(preflight(&agent, WorkloadMode::VmVgpu, None), Preflight::Clear, "another mode is not concerned");
+        assert_eq!(blocked(preflight(&agent, TO, None, &Users::default())).reason, "IommuOff");
+        assert_eq!(
+            preflight(&agent, WorkloadMode::VmVgpu, None, &Users::default()),
+            Preflight::Clear,
+            "another mode is not concerned"
+        );
     }
 
     #[test]
     fn a_process_without_a_pod_blocks_and_is_named() {
-        let message = blocked(preflight(&held_by(None), TO, None)).message;
+        let message = blocked(preflight(&held_by(None), TO, None, &Users::default())).message;
         for part in ["0000:01:00.0", "4711", "qemu", "/dev/nvidia0"] {
             assert!(message.contains(part), "{message}");
         }
@@ -116,15 +131,30 @@ mod tests {
     #[test]
     fn a_pod_blocks_unless_it_is_an_operand_of_ours() {
         let agent = held_by(Some("abc"));
-        assert_eq!(preflight(&agent, TO, None), Preflight::NeedsPods);
-        assert_eq!(preflight(&agent, TO, Some(&["abc".to_owned()].into())), Preflight::Clear);
-        assert_eq!(blocked(preflight(&agent, TO, Some(&["def".to_owned()].into()))).reason, "GPUInUse");
+        assert_eq!(preflight(&agent, TO, None, &Users::default()), Preflight::NeedsPods);
+        assert_eq!(preflight(&agent, TO, Some(&["abc".to_owned()].into()), &Users::default()), Preflight::Clear);
+        assert_eq!(
+            blocked(preflight(&agent, TO, Some(&["def".to_owned()].into()), &Users::default())).reason,
+            "GPUInUse"
+        );
+    }
+
+    #[test]
+    fn a_vm_is_named_where_it_is_known() {
+        let user = GPUUser {
+            pod: "vms/virt-launcher-a-x".to_owned(),
+            vmi: Some("vms/a".to_owned()),
+            gpus: vec!["0000:01:00.0".to_owned()],
+        };
+        let users = Users { list: vec![user], blockers: Vec::new() };
+        let message = blocked(preflight(&held_by(None), TO, None, &users)).message;
+        assert!(message.contains("in use by VM vms/a, held by qemu (pid 4711)"), "{message}");
     }
 
     #[test]
     fn a_held_gpu_that_is_already_there_does_not_block() {
         let mut agent = held_by(None);
         agent.gpus[0].mode = Some(TO);
-        assert_eq!(preflight(&agent, TO, None), Preflight::Clear);
+        assert_eq!(preflight(&agent, TO, None, &Users::default()), Preflight::Clear);
     }
 }

@@ -6,15 +6,18 @@ use crds::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::{decide::Order, mode::Complaint};
+use super::{decide::Order, mode::Complaint, users::Users};
 use crate::cluster::events::Notice;
 
 const READY: &str = "Ready";
 const WORKLOAD_CONFIG_VALID: &str = "WorkloadConfigValid";
+/// Condition: `kubectl drain` would not wait for a VM that cannot migrate.
+const DRAINABLE: &str = "VMsDrainable";
 
 pub fn status(
     old: Option<&OperatorStatus>,
     order: &Order,
+    users: &Users,
     node: &str,
     generation: Option<i64>,
     now: &Time,
@@ -26,7 +29,7 @@ pub fn status(
         None => Verdict::yes(WORKLOAD_CONFIG_VALID, "Valid", format!("the node's mode is {}", order.desired)),
         Some(complaint) => Verdict::no(WORKLOAD_CONFIG_VALID, complaint.reason(), complaint.message(node)),
     };
-    let mut conditions = merge(old, &[label], generation, now);
+    let mut conditions = merge(old, &[label, drainable(users)], generation, now);
     conditions.retain(|c| c.type_ != READY);
     conditions.insert(0, ready);
     OperatorStatus {
@@ -36,7 +39,17 @@ pub fn status(
         ready: if readiness.ready { "True" } else { "False" }.to_owned(),
         reason: readiness.reason.clone(),
         message: readiness.message.clone(),
+        users: users.list.clone(),
         conditions,
+    }
+}
+
+fn drainable(users: &Users) -> Verdict {
+    match users.blockers.is_empty() {
+        true => {
+            Verdict::yes(DRAINABLE, "NoBlockers", "no VM with a GPU of this node makes a drain wait for a migration")
+        }
+        false => Verdict::no(DRAINABLE, "VMsCannotMigrate", users.blockers.join("; ")),
     }
 }
 

@@ -1,8 +1,12 @@
 //! Everything that a policy's fate depends on, read once.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crds::{
+    labels,
     v1::ClusterPolicy,
     v1alpha1::{CONFIG_NAME, GPUNode, GPUVirtConfigSpec},
 };
@@ -24,18 +28,23 @@ pub struct Dereferenced {
     /// No GPUNode is missing from them because it does not decode.
     pub all_read: bool,
     pub daemon_sets: Vec<Arc<DaemonSet>>,
+    /// Ours alone.
     pub config_maps: Vec<Arc<ConfigMap>>,
+    /// All of the operator's namespace, with their keys.
+    pub keys: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Dereferenced {
     /// Operating systems of the nodes that have a GPU, as in `ubuntu24.04`.
     pub fn operating_systems(&self) -> BTreeSet<String> {
-        let agents = self.gpu_nodes.iter().filter_map(|node| node.status.as_ref()?.agent.as_ref());
-        agents
-            .filter(|agent| !agent.gpus.is_empty())
-            .map(|agent| agent.host.os.clone())
-            .filter(|os| !os.is_empty())
-            .collect()
+        let agents = self.with_gpus().filter_map(|node| node.status.as_ref()?.agent.as_ref());
+        agents.map(|agent| agent.host.os.clone()).filter(|os| !os.is_empty()).collect()
+    }
+
+    pub fn with_gpus(&self) -> impl Iterator<Item = &GPUNode> {
+        self.gpu_nodes.iter().filter(|node| {
+            node.status.as_ref().and_then(|status| status.agent.as_ref()).is_some_and(|agent| !agent.gpus.is_empty())
+        })
     }
 }
 
@@ -64,12 +73,19 @@ pub fn config(world: &World) -> Result<GPUVirtConfigSpec, String> {
 
 pub fn dereference(world: &World) -> Dereferenced {
     let guarded = world.gpu_nodes.state();
+    let config_maps = world.config_maps.state();
     let gpu_nodes: Vec<GPUNode> = guarded.iter().filter_map(|guarded| guarded.0.as_ref().ok().cloned()).collect();
     Dereferenced {
         config: config(world),
         all_read: gpu_nodes.len() == guarded.len(),
         gpu_nodes,
         daemon_sets: world.daemon_sets.state(),
-        config_maps: world.config_maps.state(),
+        keys: config_maps.iter().map(|map| (map.name_any(), keys(map))).collect(),
+        config_maps: config_maps.into_iter().filter(|map| map.labels().contains_key(labels::POLICY)).collect(),
     }
+}
+
+fn keys(map: &ConfigMap) -> BTreeSet<String> {
+    let data = map.data.iter().flat_map(BTreeMap::keys);
+    data.chain(map.binary_data.iter().flat_map(BTreeMap::keys)).cloned().collect()
 }

@@ -5,6 +5,7 @@
 mod apply;
 mod build;
 mod dereference;
+mod facts;
 mod image;
 mod schema;
 mod status;
@@ -27,7 +28,10 @@ use tokio::{
     time::sleep,
 };
 
-pub use self::build::{AGENT, Installation};
+pub use self::{
+    build::{AGENT, Installation},
+    facts::Runtimes,
+};
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
     status::{Facts, Judgement, judge},
@@ -46,6 +50,8 @@ pub enum Error {
     Apply(#[from] crate::cluster::apply::Error),
     #[error("status of {kind} {name} cannot be written")]
     Status { kind: &'static str, name: String, source: Box<kube::Error> },
+    #[error("Node {name} cannot be read")]
+    Node { name: String, source: Box<kube::Error> },
     #[error("ClusterPolicy {name} cannot be given its finalizer")]
     Finalizer { name: String, source: Box<kube::Error> },
     #[error(transparent)]
@@ -63,6 +69,7 @@ pub struct Context {
     /// What the served schema lacks, found once at start.
     pub schema: Verdict,
     pub kubevirt: Wiring,
+    pub runtimes: Runtimes,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -123,7 +130,8 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     teardown::ensure_finalizer(context, policy).await?;
     let dereferenced = dereference(&context.world);
     let config = dereferenced.config.clone().unwrap_or_default();
-    let mut validated = validate(policy, &config, &dereferenced.operating_systems());
+    let facts = facts::facts(&context.client, &context.world, &context.runtimes, &dereferenced).await?;
+    let mut validated = validate(policy, &config, &facts);
     if let Err(error) = &dereferenced.config {
         validated.problems.push(validate::Problem {
             reason: "InvalidGPUVirtConfig",

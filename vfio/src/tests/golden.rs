@@ -8,17 +8,20 @@ use std::fmt::Write;
 use crate::holders::holders;
 use crate::inventory::{Function, Inventory, observe};
 use crate::journal::Journal;
+use crate::pcie::{Aer, Presence};
 use crate::plan::{Binding, World, plan};
 use crate::testing::Machine;
 use crate::verify::deviations;
+use crate::vgpu::{Mdev, VgpuParent};
 
-const MACHINES: [&str; 15] = [
+const MACHINES: [&str; 16] = [
     "a2-sriov",
     "eight-h200",
     "eight-t4",
     "gb200",
     "gb200-bound",
     "gtx-860m",
+    "l40s-vgpu",
     "mi300x",
     "rtx-4000",
     "same-names",
@@ -89,6 +92,8 @@ fn understood(inventory: &Inventory) -> String {
             primary.vfs_possible
         )
         .unwrap();
+        health(&mut text, primary);
+        vgpus(&mut text, inventory, primary);
         for port in inventory.path(primary.address) {
             writeln!(text, "  below {port}").unwrap();
         }
@@ -104,6 +109,54 @@ fn understood(inventory: &Inventory) -> String {
     }
     inventory.errors.iter().for_each(|error| writeln!(text, "error {error}").unwrap());
     text
+}
+
+fn health(text: &mut String, gpu: &Function) {
+    if let Some(link) = gpu.link {
+        writeln!(text, "  link {} of {}", link.current, link.maximum).unwrap();
+    }
+    if let Some(Aer { correctable, nonfatal, fatal }) = gpu.aer {
+        writeln!(text, "  errors {correctable} correctable, {nonfatal} nonfatal, {fatal} fatal").unwrap();
+    }
+    if gpu.presence == Some(Presence::FellOff) {
+        writeln!(text, "  has fallen off the bus").unwrap();
+    }
+}
+
+/// What the GPU and its virtual functions can make and have made, each kind of function once.
+fn vgpus(text: &mut String, inventory: &Inventory, gpu: &Function) {
+    let parts = inventory.functions.values().filter(|f| f.address == gpu.address || f.physfn == Some(gpu.address));
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for vgpu in parts.clone().filter_map(|function| function.vgpu.as_ref()) {
+        let kind = match vgpu {
+            VgpuParent::Mdev { types } => {
+                let free = types.iter().filter(|kind| kind.available_instances > 0).map(|kind| {
+                    let name = kind.name.as_deref().unwrap_or("without name");
+                    format!("{} ({name}) x{}", kind.id, kind.available_instances)
+                });
+                let free = free.collect::<Vec<_>>().join(", ");
+                format!("mdev, {} types, free: {}", types.len(), if free.is_empty() { "none" } else { &free })
+            }
+            VgpuParent::VendorVfio { current, creatable } => {
+                let now = current.map_or_else(|| "nothing".to_owned(), |id| id.to_string());
+                let creatable: Vec<_> = creatable.iter().map(|kind| format!("{} ({})", kind.id, kind.name)).collect();
+                format!(
+                    "vendor vfio, now {now}, creatable: {}",
+                    if creatable.is_empty() { "none".to_owned() } else { creatable.join(", ") }
+                )
+            }
+        };
+        *kinds.entry(kind).or_default() += 1;
+    }
+    for (kind, count) in kinds {
+        writeln!(text, "  vgpu on {count} function(s) by {kind}").unwrap();
+    }
+    for (uuid, Mdev { parent, type_id, iommu_group }) in &inventory.mdevs {
+        if parts.clone().any(|function| Some(function.address) == *parent) {
+            let (on, kind) = (parent.unwrap(), type_id.as_deref().unwrap_or("no type"));
+            writeln!(text, "  mdev {uuid} of {kind} on {on}, group {}", iommu_group.unwrap()).unwrap();
+        }
+    }
 }
 
 fn line(function: &Function) -> String {

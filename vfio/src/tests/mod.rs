@@ -2,10 +2,11 @@
 
 mod executing;
 mod golden;
+mod holding;
 mod observing;
 mod planning;
-mod speed;
 mod topologies;
+mod waiting;
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,18 @@
-use std::path::PathBuf;
-
-use super::{View, at};
-use crate::inventory::{ObserveError, observe, observe_except};
+use super::at;
+use crate::holders::holders;
+use crate::host::Root;
+use crate::inventory::{ObserveError, observe};
+use crate::pcie::{Aer, Presence};
 use crate::plan::Binding;
 use crate::testing::Machine;
 use crate::verify::deviations;
+use crate::vgpu::{Mdev, VgpuParent, VgpuType};
 
 fn primaries(machine: &Machine) -> Vec<String> {
     observe(machine).gpus().iter().map(|gpu| gpu.primary.address.to_string()).collect()
 }
+
+const T4: &str = "/sys/bus/pci/devices/0000:35:00.0";
 
 #[test]
 fn eight_t4_are_eight_gpus_with_a_group_each() {
@@ -134,7 +138,7 @@ fn a_name_that_is_no_address_is_reported() {
 #[test]
 fn a_host_without_pci_is_an_inventory_with_errors() {
     let dir = tempfile::tempdir().unwrap();
-    let inventory = observe(&crate::host::Root::new(dir.path()).unwrap());
+    let inventory = observe(&Root::new(dir.path()).unwrap());
     assert!(inventory.functions.is_empty());
     let named =
         |error: &ObserveError| matches!(error, ObserveError::Host { path, .. } if path == "/sys/bus/pci/devices");
@@ -142,93 +146,93 @@ fn a_host_without_pci_is_an_inventory_with_errors() {
 }
 
 #[test]
-fn of_a_device_with_a_hanging_write_no_locked_attribute_is_read() {
-    let machine = Machine::described("rtx-4000");
-    // Reading it would hang: here it fails instead.
-    machine.write("/sys/bus/pci/devices/0000:52:00.0/driver_override", [0xff]);
-    assert_eq!(observe(&machine).errors.len(), 1);
-    let inventory = observe_except(&machine, &[at("0000:52:00.0")].into());
-    assert_eq!(inventory.errors, []);
-    assert_eq!(inventory.gpus().len(), 1);
-}
-
-#[test]
-fn a_process_with_the_group_open_holds_the_gpu() {
+fn a_gpu_tells_its_link_and_its_errors() {
     let machine = Machine::described("eight-t4");
-    let pod = "7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22";
-    machine.open_device(4242, "qemu-system-x86", "/dev/vfio/34", Some(pod));
-    let view = View::of(&machine);
-    assert_eq!(view.holders.len(), 1);
-    let [holder] = view.holders[&at("0000:35:00.0")].as_slice() else { panic!("{:?}", view.holders) };
-    assert_eq!((holder.pid, holder.command.as_str(), holder.pod.as_deref()), (4242, "qemu-system-x86", Some(pod)));
-    assert_eq!(holder.path, PathBuf::from("/dev/vfio/34"));
-}
-
-#[test]
-fn a_device_is_known_by_its_number_also_under_another_name() {
-    let machine = Machine::described("eight-t4");
-    machine.write("/srv/jail/gpu", "char 240:34");
-    machine.open_device(4242, "odd", "/srv/jail/gpu", None);
-    assert!(View::of(&machine).holders.contains_key(&at("0000:35:00.0")));
-}
-
-#[test]
-fn a_vfio_device_node_holds_the_gpu() {
-    let machine = Machine::described("eight-t4");
-    let name = observe(&machine).functions[&at("0000:35:00.0")].vfio_dev.clone().unwrap();
-    machine.open_device(4242, "cloud-hypervisor", &format!("/dev/vfio/devices/{name}"), None);
-    assert_eq!(View::of(&machine).holders.keys().copied().collect::<Vec<_>>(), [at("0000:35:00.0")]);
-}
-
-#[test]
-fn a_cuda_process_holds_only_its_own_gpu_and_the_control_node_holds_none() {
-    let machine = Machine::described("eight-h200");
-    machine.write("/dev/nvidiactl", "char 195:255");
-    machine.open_device(10, "python", "/dev/nvidiactl", None);
-    assert!(View::of(&machine).holders.is_empty());
-    let minor = 0x2a * 256;
-    machine.open_device(11, "python", &format!("/dev/nvidia{minor}"), None);
-    let view = View::of(&machine);
-    assert_eq!(view.holders.keys().copied().collect::<Vec<_>>(), [at("0000:2a:00.0")]);
-    assert_eq!(view.holders[&at("0000:2a:00.0")][0].pid, 11);
-}
-
-#[test]
-fn sound_and_display_nodes_hold_the_gpu() {
-    for (file, node) in [
-        ("/sys/bus/pci/devices/0000:52:00.1/sound/card0/controlC0/dev", "/dev/snd/controlC0"),
-        ("/sys/bus/pci/devices/0000:52:00.0/drm/renderD128/dev", "/dev/dri/renderD128"),
+    for (file, text) in [
+        ("current_link_speed", "2.5 GT/s PCIe\n"),
+        ("current_link_width", "8\n"),
+        ("max_link_speed", "8.0 GT/s PCIe\n"),
+        ("max_link_width", "16\n"),
+        ("aer_dev_correctable", "RxErr 2\nBadTLP 1\nTOTAL_ERR_COR 3\n"),
+        ("aer_dev_nonfatal", "Undefined 0\nTOTAL_ERR_NONFATAL 0\n"),
+        ("aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n"),
     ] {
-        let machine = Machine::described("rtx-4000");
-        machine.write(file, "116:0\n");
-        machine.write(node, "char 116:0");
-        machine.open_device(77, "pulseaudio", node, None);
-        assert_eq!(View::of(&machine).holders[&at("0000:52:00.0")][0].path, PathBuf::from(node));
+        machine.write(&format!("{T4}/{file}"), text);
     }
+    let inventory = observe(&machine);
+    let gpu = &inventory.functions[&at("0000:35:00.0")];
+    let link = gpu.link.unwrap();
+    assert_eq!((link.current.to_string(), link.maximum.to_string()), ("2.5 GT/s x8".into(), "8.0 GT/s x16".into()));
+    assert_eq!(gpu.aer, Some(Aer { correctable: 3, nonfatal: 0, fatal: 1 }));
+    assert_eq!(inventory.functions[&at("0000:36:00.0")].aer, None, "where the kernel counts none");
 }
 
 #[test]
-fn a_mounted_disk_behind_the_usb_port_holds_the_gpu() {
-    let machine = Machine::described("rtx-4000");
-    let disk = "/sys/devices/pci0000:00/0000:50:02.0/0000:52:00.2/usb1/1-1/host0/block/sdb";
-    machine.write(&format!("{disk}/dev"), "8:16\n");
-    machine.symlink("/sys/class/block/sdb", &format!("../..{}", disk.trim_start_matches("/sys")));
-    machine.write("/proc/1/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n");
-    assert!(View::of(&machine).holders.is_empty(), "plugged in but not in use");
-    machine.write(
-        "/proc/1/mountinfo",
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:16 / /mnt/usb rw - vfat /dev/sdb rw\n",
-    );
-    let view = View::of(&machine);
-    let [holder] = view.holders[&at("0000:52:00.0")].as_slice() else { panic!("{:?}", view.holders) };
-    assert_eq!(holder.to_string(), "/dev/sdb (mounted at /mnt/usb)");
+fn a_gpu_that_reads_as_all_ones_has_fallen_off() {
+    let machine = Machine::described("eight-t4");
+    let presence = |machine: &Machine| observe(machine).functions[&at("0000:35:00.0")].presence;
+    assert_eq!(presence(&machine), Some(Presence::Answers));
+    machine.write(&format!("{T4}/config"), [0xff; 64]);
+    assert_eq!(presence(&machine), Some(Presence::FellOff));
+    // By the kernel's account it is in D3cold now, and nobody let it sleep.
+    machine.write(&format!("{T4}/power_state"), "D3cold\n");
+    machine.write(&format!("{T4}/power/runtime_status"), "active\n");
+    assert_eq!(presence(&machine), Some(Presence::FellOff));
+    machine.write(&format!("{T4}/power/runtime_status"), "suspended\n");
+    assert_eq!(presence(&machine), None, "it would be woken by the question");
+}
+
+#[test]
+fn both_vgpu_frameworks_are_told_from_each_other_and_from_none() {
+    let machine = Machine::described("a2-sriov");
+    let vf = "0000:08:00.5";
+    let dir = format!("/sys/bus/pci/devices/{vf}");
+    let of = |machine: &Machine| observe(machine).functions[&at(vf)].vgpu.clone();
+    machine.remove(&format!("/sys/class/mdev_bus/{vf}"));
+    assert_eq!(of(&machine), None);
+    machine.write(&format!("{dir}/nvidia/current_vgpu_type"), "0\n");
+    machine.write(&format!("{dir}/nvidia/creatable_vgpu_types"), "ID    : vGPU Name\n1155  : NVIDIA L40S-24Q\n");
+    let creatable = vec![VgpuType { id: 1155, name: "NVIDIA L40S-24Q".to_owned() }];
+    assert_eq!(of(&machine), Some(VgpuParent::VendorVfio { current: None, creatable }));
+    machine.write(&format!("{dir}/nvidia/current_vgpu_type"), "1155\n");
+    machine.write(&format!("{dir}/nvidia/creatable_vgpu_types"), "");
+    assert_eq!(of(&machine), Some(VgpuParent::VendorVfio { current: Some(1155), creatable: Vec::new() }));
+    machine.symlink(&format!("/sys/class/mdev_bus/{vf}"), &dir);
+    let Some(VgpuParent::Mdev { types }) = of(&machine) else { panic!("mdev first, as the peer looks") };
+    let types: Vec<_> = types.into_iter().map(|kind| (kind.id, kind.name, kind.available_instances)).collect();
+    assert_eq!(types[0], ("nvidia-742".to_owned(), Some("NVIDIA A2-1B".to_owned()), 0));
+    assert_eq!(types[4], ("nvidia-746".to_owned(), Some("NVIDIA A2-4Q".to_owned()), 1));
+    machine.write(&format!("{dir}/mdev_supported_types/nvidia-746/available_instances"), "many\n");
+    let inventory = observe(&machine);
+    assert_eq!(inventory.functions[&at(vf)].vgpu, None);
+    assert!(matches!(inventory.errors[..], [ObserveError::Attribute { attribute: "mdev_supported_types", .. }]));
+}
+
+#[test]
+fn mediated_devices_are_listed_with_their_parent() {
+    let inventory = observe(&Machine::described("a2-sriov"));
+    let mdev = &inventory.mdevs["f715f63c-0d00-4007-9c5a-b07b0c6c05de"];
+    let expected =
+        Mdev { parent: Some(at("0000:08:00.4")), type_id: Some("nvidia-754".to_owned()), iommu_group: Some(106) };
+    assert_eq!((inventory.mdevs.len(), mdev), (3, &expected));
+}
+
+#[test]
+fn modules_and_the_interrupt_flag_are_facts() {
+    let machine = Machine::described("eight-t4");
+    assert_eq!(observe(&machine).facts.unsafe_interrupts, None, "the module is not there");
+    machine.write("/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y\n");
+    machine.write("/proc/modules", "vfio_pci 16384 2 - Live 0x0000000000000000\nvfio 45056 9 vfio_pci, Live 0x0\n");
+    let facts = observe(&machine).facts;
+    assert_eq!(facts.unsafe_interrupts, Some(true));
+    assert_eq!(facts.loaded_modules, ["vfio", "vfio_pci"].map(str::to_owned).into());
 }
 
 #[test]
 fn the_host_of_this_test_can_be_looked_at() {
-    let host = crate::host::Root::new("/").unwrap();
+    let host = Root::new("/").unwrap();
     let inventory = observe(&host);
     assert!(!inventory.facts.kernel_release.is_empty());
-    let held = crate::holders::holders(&host, &inventory);
+    let held = holders(&host, &inventory);
     assert!(held.keys().all(|gpu| inventory.gpu(*gpu).is_some()));
 }

@@ -131,6 +131,47 @@ fn a_gpu_with_virtual_functions_is_refused() {
 }
 
 #[test]
+fn a_gpu_with_mediated_devices_is_refused() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 5.4.0
+os: ubuntu 20.04
+modules: [vfio-pci]
+mdevs: { 334852fe-079b-11ee-9fc7-77463608f467: { on: "0000:03:00.0", type: nvidia-46, group: 76 } }
+functions:
+  "0000:03:00.0":
+    ids: "10de:1b38"
+    class: "030200"
+    driver: nvidia
+    group: 20
+    mdev_types: { nvidia-46: { name: GRID P40-1Q, available: 23 } }
+"#,
+    );
+    let refusal = refusal(&machine, "0000:03:00.0");
+    assert_eq!(refusal.reason(), "MediatedDevicesPresent");
+    assert!(refusal.to_string().contains("334852fe-079b-11ee-9fc7-77463608f467"), "{refusal}");
+}
+
+#[test]
+fn a_gpu_that_has_fallen_off_the_bus_is_left_alone() {
+    let refusal = {
+        let machine = Machine::described("rtx-4000");
+        machine.write("/sys/bus/pci/devices/0000:52:00.0/config", [0xff; 64]);
+        refusal(&machine, RTX)
+    };
+    assert_eq!(refusal, Refusal::FellOff { gpu: at(RTX), device: at(RTX) });
+}
+
+#[test]
+fn a_gpu_one_of_whose_functions_does_not_answer_is_left_alone() {
+    let mut view = View::of(&Machine::described("rtx-4000"));
+    let companion = at("0000:52:00.2");
+    view.inventory.functions.get_mut(&companion).unwrap().late = true;
+    let refusal = view.plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap_err();
+    assert_eq!(refusal, Refusal::Late { gpu: at(RTX), device: companion });
+}
+
+#[test]
 fn what_is_no_gpu_is_refused() {
     let machine = Machine::described("rtx-4000");
     for address in ["0000:52:00.1", "0000:61:00.0", "0000:99:00.0"] {
@@ -165,6 +206,20 @@ fn a_gpu_that_somebody_else_gave_to_vfio_is_left_there() {
     let view = View::of(&machine);
     assert_eq!(view.plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err(), refused);
     assert_eq!(view.plan(&journal, "0000:4a:00.0", Binding::Host).unwrap().steps, []);
+}
+
+#[test]
+fn after_a_lost_journal_nobody_is_named_as_the_one_who_bound_it() {
+    let machine = Machine::described("two-a40");
+    let path = machine.path().join("run/gpuvirt/journal");
+    machine.write("/run/gpuvirt/journal", "half a jour");
+    Journal::open(&path).unwrap_err();
+    let mut journal = Journal::open(&path).unwrap();
+    let refused = View::of(&machine).plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err();
+    assert_eq!(refused.reason(), "RecordLost");
+    assert!(refused.to_string().contains("not known any more who put it there"), "{refused}");
+    journal.adopt(&observe(&machine)).unwrap();
+    assert_eq!(View::of(&machine).plan(&journal, "0000:61:00.0", Binding::Host).unwrap_err(), refused);
 }
 
 #[test]
@@ -257,12 +312,30 @@ fn without_a_vfio_driver_nothing_is_touched() {
 }
 
 #[test]
-fn a_module_that_the_command_line_forbids_is_not_tried() {
+fn a_module_that_somebody_forbids_is_not_tried() {
+    for (file, text, named) in [
+        ("/proc/cmdline", "quiet module_blacklist=nouveau,vfio_pci intel_iommu=on\n", "module_blacklist="),
+        ("/etc/modprobe.d/no.conf", "install vfio-pci /bin/false\n", "/etc/modprobe.d/no.conf has `install vfio_pci"),
+        ("/etc/modprobe.d/no.conf", "install vfio /bin/false\n", "/etc/modprobe.d/no.conf has `install vfio "),
+        ("/etc/modprobe.d/no.conf", "alias vfio-pci off\n", "/etc/modprobe.d/no.conf has `alias vfio_pci off`"),
+    ] {
+        let machine = Machine::described("rtx-4000");
+        let dep = "kernel/drivers/vfio/pci/vfio-pci.ko.xz: kernel/drivers/vfio/vfio.ko.xz\n";
+        machine.write("/lib/modules/6.1.0-26-amd64/modules.dep", dep);
+        machine.write(file, text);
+        let refusal = refusal(&machine, RTX);
+        assert_eq!(refusal.reason(), "NoVfioDriver");
+        assert!(refusal.to_string().contains(named), "{refusal}");
+        machine.write("/sys/bus/pci/drivers/vfio-pci/bind", "");
+        assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok(), "it is there all the same");
+    }
+}
+
+#[test]
+fn a_blacklisted_module_is_loaded_for_a_plan_all_the_same() {
     let machine = Machine::described("rtx-4000");
-    machine.write("/proc/cmdline", "quiet module_blacklist=nouveau,vfio-pci intel_iommu=on\n");
-    let refusal = refusal(&machine, RTX);
-    assert_eq!(refusal.reason(), "NoVfioDriver");
-    assert!(refusal.to_string().contains("module_blacklist="), "{refusal}");
+    machine.write("/etc/modprobe.d/no.conf", "blacklist vfio-pci\n");
+    assert!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).is_ok());
 }
 
 #[test]

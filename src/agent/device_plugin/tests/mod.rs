@@ -4,13 +4,13 @@ mod fake_kubelet;
 mod serving;
 mod sockets;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use tempfile::TempDir;
 use tokio::sync::watch;
 
 use super::{Backoff, Config, Device, DevicePlugins, Health, Offer, PluginState, Recheck, ResourceName, States};
-use fake_kubelet::{FakeKubelet, Seen};
+use fake_kubelet::{FakeKubelet, Held, Seen};
 
 /// How long anything that should happen may take; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,11 +27,13 @@ struct Node {
 
 impl Node {
     fn start() -> Self {
-        Self::with(|_| Ok(()))
+        Self::with(|_| None)
     }
 
-    fn with(recheck: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Self {
+    /// `against`: what the host has against a device.
+    fn with(against: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let recheck = move |ids: &[String]| ids.iter().filter_map(|id| Some((id.clone(), against(id)?))).collect();
         let (plugins, shutdown) = start_in(dir.path(), Arc::new(recheck));
         Self { dir, plugins, shutdown }
     }
@@ -40,7 +42,12 @@ impl Node {
     fn that_never_retries() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let shutdown = watch::Sender::new(false);
-        let config = Config { socket_dir: dir.path().to_owned(), iommufd: true, recheck: Arc::new(|_| Ok(())) };
+        let config = Config {
+            socket_dir: dir.path().to_owned(),
+            iommufd: true,
+            recheck: Arc::new(|_| BTreeMap::new()),
+            noted: Arc::default(),
+        };
         let never = Backoff::new(Duration::from_secs(86_400), Duration::from_secs(86_400));
         let plugins = DevicePlugins::start_with(config, never, shutdown.subscribe());
         Self { dir, plugins, shutdown }
@@ -75,7 +82,7 @@ impl Node {
 
 fn start_in(dir: &Path, recheck: Recheck) -> (DevicePlugins, watch::Sender<bool>) {
     let shutdown = watch::Sender::new(false);
-    let config = Config { socket_dir: dir.to_owned(), iommufd: true, recheck };
+    let config = Config { socket_dir: dir.to_owned(), iommufd: true, recheck, noted: Arc::default() };
     (DevicePlugins::start(config, shutdown.subscribe()), shutdown)
 }
 
@@ -105,7 +112,9 @@ fn gpu(n: u32) -> Device {
         health: Health::Healthy,
         numa_node: Some(1),
         nodes: vec![format!("/dev/vfio/{n}").into(), format!("/dev/vfio/devices/vfio{n}").into()],
-        group: Some(n),
+        others: vec![],
+        path: vec![],
+        egm: None,
     }
 }
 

@@ -149,6 +149,32 @@ async fn nothing_leaks_between_the_containers_of_one_request() {
 }
 
 #[tokio::test]
+async fn a_request_that_comes_before_the_list_was_read_is_answered() {
+    let node = Node::start();
+    let kubelet = FakeKubelet::start_slow(node.path(), Held::List);
+    node.offer(&[(T4, &[1, 2])]);
+    kubelet.until(T4, "a registration", |seen| seen.registrations == 1).await;
+
+    let answer = allocate(&kubelet, T4, &[&[2]]).await.unwrap();
+
+    assert!(answer.container_responses[0].envs.values().eq([&id(2)]), "{answer:?}");
+    assert_eq!(kubelet.seen(T4).lists.len(), 0);
+}
+
+#[tokio::test]
+async fn a_device_that_never_was_is_refused_in_words() {
+    let node = Node::start();
+    let kubelet = node.kubelet();
+    node.offer(&[(T4, &[1, 2])]);
+    node.until_registered(T4).await;
+
+    let refusal = allocate(&kubelet, T4, &[&[1], &[7]]).await.unwrap_err();
+
+    assert_eq!(refusal.code(), Code::FailedPrecondition);
+    assert!(refusal.message().contains("device 0000:07:00.0 is not offered"), "{refusal:?}");
+}
+
+#[tokio::test]
 async fn a_device_that_left_the_offer_is_refused_in_words() {
     let node = Node::start();
     let kubelet = node.kubelet();
@@ -166,8 +192,8 @@ async fn a_device_that_left_the_offer_is_refused_in_words() {
 #[tokio::test]
 async fn a_device_that_the_host_no_longer_vouches_for_is_refused() {
     let node = Node::with(|device| match device {
-        "0000:02:00.0" => Err("driver is nvidia, not vfio-pci; set the node's mode again".to_owned()),
-        _ => Ok(()),
+        "0000:02:00.0" => Some("driver is nvidia, not vfio-pci; set the node's mode again".to_owned()),
+        _ => None,
     });
     let kubelet = node.kubelet();
     node.offer(&[(T4, &[1, 2])]);
@@ -182,6 +208,17 @@ async fn a_device_that_the_host_no_longer_vouches_for_is_refused() {
     assert!(allocate(&kubelet, T4, &[&[1]]).await.is_ok());
 }
 
+async fn preferred(kubelet: &FakeKubelet, available: &[u32], size: i32) -> Vec<String> {
+    let container = ContainerPreferredAllocationRequest {
+        available_device_ids: available.iter().map(|n| id(*n)).collect(),
+        must_include_device_ids: vec![],
+        allocation_size: size,
+    };
+    let request = PreferredAllocationRequest { container_requests: vec![container] };
+    let answer = kubelet.plugin(T4).await.get_preferred_allocation(request).await.unwrap().into_inner();
+    answer.container_responses[0].device_ids.clone()
+}
+
 #[tokio::test]
 async fn devices_that_fit_together_are_preferred() {
     let node = Node::start();
@@ -190,13 +227,16 @@ async fn devices_that_fit_together_are_preferred() {
     node.plugins.offer(Offer::from([(name(T4), vec![on(0, 1), on(1, 2), on(1, 3)])]));
     node.until_registered(T4).await;
 
-    let container = ContainerPreferredAllocationRequest {
-        available_device_ids: vec![id(3), id(1), id(2)],
-        must_include_device_ids: vec![],
-        allocation_size: 2,
-    };
-    let request = PreferredAllocationRequest { container_requests: vec![container] };
-    let answer = kubelet.plugin(T4).await.get_preferred_allocation(request).await.unwrap().into_inner();
+    assert_eq!(preferred(&kubelet, &[3, 1, 2], 2).await, [id(2), id(3)]);
+}
 
-    assert_eq!(answer.container_responses[0].device_ids, [id(2), id(3)]);
+#[tokio::test]
+async fn a_device_that_would_be_refused_is_not_preferred() {
+    let node = Node::with(|device| (device == id(1)).then(|| "pid 4711 (qemu-kvm) has it open still".to_owned()));
+    let kubelet = node.kubelet();
+    node.offer(&[(T4, &[1, 2])]);
+    node.until_registered(T4).await;
+
+    assert_eq!(preferred(&kubelet, &[1, 2], 1).await, [id(2)]);
+    assert_eq!(preferred(&kubelet, &[1], 1).await, [] as [String; 0]);
 }

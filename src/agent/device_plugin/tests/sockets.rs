@@ -36,6 +36,31 @@ async fn a_socket_with_no_kubelet_behind_it_is_named_until_a_kubelet_takes_its_p
 }
 
 #[tokio::test]
+async fn nothing_is_registered_before_the_first_offer() {
+    let node = Node::start();
+    let kubelet = node.kubelet();
+    assert_eq!(node.own_sockets(), [] as [String; 0]);
+    node.offer(&[(T4, &[1, 2])]);
+    let seen = kubelet.until(T4, "the devices", |seen| !seen.lists.is_empty()).await;
+    assert_eq!(seen.lists, [seen.lists[0].clone()]);
+    assert_eq!(seen.ids(), [id(1), id(2)], "the first list is the whole one");
+}
+
+#[tokio::test]
+async fn a_slow_kubelet_is_waited_for_and_counts_as_registered_only_when_it_reads() {
+    for held in [Held::Answer, Held::List] {
+        let node = Node::that_never_retries();
+        let kubelet = FakeKubelet::start_slow(node.path(), held);
+        node.offer(&[(T4, &[1])]);
+        kubelet.until(T4, "a registration", |seen| seen.registrations == 1).await;
+        assert!(!node.plugins.subscribe().borrow().get(&name(T4)).is_some_and(|state| state.registered), "{held:?}");
+        kubelet.let_go();
+        node.until_registered(T4).await;
+        assert_eq!(kubelet.seen(T4).registrations, 1, "{held:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_kubelet_that_restarts_and_wipes_gets_every_resource_again() {
     let node = Node::start();
     let first = node.kubelet();
@@ -124,7 +149,7 @@ async fn a_wiped_directory_ends_nothing_while_the_kubelet_still_reads() {
 async fn a_directory_that_is_removed_and_made_again_is_served_again() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("device-plugins");
-    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &str| Ok(())));
+    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[String]| BTreeMap::new()));
     plugins.offer(offer_of(&[(T4, &[1])]));
     let missing = |state: Option<&PluginState>| state.is_some_and(|state| !state.registered);
     until_state(plugins.subscribe(), T4, "a word about waiting", missing).await;
@@ -138,6 +163,25 @@ async fn a_directory_that_is_removed_and_made_again_is_served_again() {
     let second = FakeKubelet::start(&dir);
 
     second.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
+}
+
+#[tokio::test]
+async fn the_kubelets_notes_are_told_of_and_nothing_else_of_its_directory_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let noted = Arc::new(tokio::sync::Notify::new());
+    let changes = watch::Sender::new(0);
+    let mut followed = changes.subscribe();
+    let following = super::super::directory::Directory::new(dir.path().to_owned()).follow(changes, noted.clone());
+    let _following = tokio::spawn(following);
+    // It looks once the watch is set.
+    followed.changed().await.unwrap();
+    std::fs::write(dir.path().join(".tmp"), "").unwrap();
+    std::fs::write(dir.path().join("kubelet.sock"), "").unwrap();
+    followed.changed().await.unwrap();
+    let early = tokio::time::timeout(Duration::ZERO, noted.notified()).await;
+    assert!(early.is_err(), "no notes yet");
+    std::fs::rename(dir.path().join(".tmp"), dir.path().join("kubelet_internal_checkpoint")).unwrap();
+    noted.notified().await;
 }
 
 #[tokio::test]
@@ -196,7 +240,7 @@ async fn sockets_of_an_earlier_run_are_replaced_and_those_of_others_are_left() {
         drop(std::os::unix::net::UnixListener::bind(path).unwrap());
     }
 
-    let (plugins, _shutdown) = start_in(dir.path(), Arc::new(|_: &str| Ok(())));
+    let (plugins, _shutdown) = start_in(dir.path(), Arc::new(|_: &[String]| BTreeMap::new()));
     plugins.offer(offer_of(&[(T4, &[1])]));
 
     kubelet.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
@@ -209,7 +253,7 @@ async fn a_directory_too_deep_for_a_socket_is_said() {
     let dir = parent.path().join("d".repeat(120));
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("kubelet.sock"), "").unwrap();
-    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &str| Ok(())));
+    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[String]| BTreeMap::new()));
 
     plugins.offer(offer_of(&[(T4, &[1])]));
 

@@ -14,6 +14,7 @@ use crate::operator::node::{
     decide::{Decision, Observed, OperandPod, decide},
     gates::SandboxMode,
     mode::{NodePolicy, Sandbox},
+    users::Users,
 };
 
 pub(super) const GPU: &str = "0000:01:00.0";
@@ -83,6 +84,7 @@ impl Lab {
             gpu_node: Some(&self.gpu_node),
             policy: &self.policy,
             pods: self.pods_watched.then_some(self.pods.as_slice()),
+            users: &Users::default(),
             epoch: 7,
         };
         let decision = decide(&observed);
@@ -107,6 +109,7 @@ impl Lab {
             ready: if order.readiness.ready { "True" } else { "False" }.to_owned(),
             reason: order.readiness.reason,
             message: order.readiness.message,
+            users: Vec::new(),
             conditions: Vec::new(),
         });
     }

@@ -13,6 +13,7 @@ use super::{
     gates::SandboxMode,
     mode::Sandbox,
     readiness::TORN_DOWN,
+    users::Users,
 };
 
 fn in_use() -> Refusal {
@@ -284,7 +285,15 @@ fn teardown_waits_for_a_vm() {
 fn a_hint_without_a_report_is_worth_one_label() {
     let lab = Lab::new();
     let labels = [(labels::NFD_HINTS[1].to_owned(), "true".to_owned())].into();
-    let observed = Observed { name: "n1", labels: &labels, gpu_node: None, policy: &lab.policy, pods: None, epoch: 1 };
+    let observed = Observed {
+        name: "n1",
+        labels: &labels,
+        gpu_node: None,
+        policy: &lab.policy,
+        pods: None,
+        users: &Users::default(),
+        epoch: 1,
+    };
     let decision = decide(&observed);
     assert_eq!(decision.labels, [(labels::GPU_PRESENT.to_owned(), Some("true".to_owned()))].into());
     assert_eq!(decision.order, None);

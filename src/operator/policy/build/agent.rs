@@ -28,6 +28,8 @@ pub(super) fn daemon_set(settings: &Settings, installation: &Installation) -> Da
             node_selector: [("kubernetes.io/os".to_owned(), "linux".to_owned())].into(),
             // A new agent takes over from the old one's journal; GPUs are not touched by its restart.
             rollout: Rollout::Rolling { max_unavailable: IntOrString::String("10%".to_owned()) },
+            labels: &[],
+            annotations: &[],
             pod: pod(settings, installation),
         },
         settings,

@@ -2,13 +2,15 @@
 
 mod agent;
 mod driver;
+#[cfg(test)]
+mod parity;
 mod pod;
 #[cfg(test)]
 mod tests;
 
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
 
-use super::validate::{DriverWish, Settings};
+use super::validate::{Settings, Wish};
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,12 +36,12 @@ pub const AGENT: &str = "gpuvirt-agent";
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
     match &settings.driver {
-        DriverWish::Wanted(driver) => {
+        Wish::Wanted(driver) => {
             operands.config_maps.push(driver::startup_probe_script(settings, installation));
             operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
         }
-        DriverWish::NotWanted => {}
-        DriverWish::Unknown => operands.kept.extend([driver::NAME, driver::PROBE_SCRIPT]),
+        Wish::NotWanted => {}
+        Wish::Unknown => operands.kept.extend([driver::NAME, driver::PROBE_SCRIPT]),
     }
     operands
 }

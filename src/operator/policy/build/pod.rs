@@ -7,15 +7,15 @@ use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
         core::v1::{
-            EnvVar, EnvVarSource, HostPathVolumeSource, ObjectFieldSelector, PodSpec, PodTemplateSpec, SecurityContext,
-            Volume, VolumeMount,
+            EnvVar, EnvVarSource, HostPathVolumeSource, LocalObjectReference, ObjectFieldSelector, PodSpec,
+            PodTemplateSpec, SecurityContext, Volume, VolumeMount,
         },
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 
 use super::Installation;
-use crate::operator::policy::validate::{Rollout, Settings};
+use crate::operator::policy::validate::{Image, Rollout, Settings};
 
 /// A DaemonSet's own part; the rest is the same for all.
 pub(super) struct Operand<'a> {
@@ -24,16 +24,22 @@ pub(super) struct Operand<'a> {
     pub component: &'a str,
     pub node_selector: BTreeMap<String, String>,
     pub rollout: Rollout,
+    pub labels: &'a [(&'a str, &'a str)],
+    pub annotations: &'a [(&'a str, &'a str)],
     pub pod: PodSpec,
 }
 
 /// The user's labels and annotations go on pods, under ours: `app` and `app.kubernetes.io/part-of` cannot be replaced.
 pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation: &Installation) -> DaemonSet {
-    let selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
-    let own = own_labels(operand.name, operand.component, settings);
+    let mut own = own_labels(operand.name, operand.component, settings);
+    own.extend(owned(operand.labels));
+    let mut selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
+    // Users select two of the peer's operands by both.
+    selector.extend(owned(operand.labels).filter(|(key, _)| key == labels::APP_PART_OF));
     let mut pod_labels = settings.common.labels.clone();
     pod_labels.extend(own.clone());
-    let annotations = &settings.common.annotations;
+    let mut annotations: BTreeMap<String, String> = owned(operand.annotations).collect();
+    annotations.extend(settings.common.annotations.clone());
     let common = &settings.common;
     let pod = PodSpec {
         node_selector: Some(operand.node_selector).filter(|selector| !selector.is_empty()),
@@ -55,7 +61,7 @@ pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(pod_labels),
-                    annotations: Some(annotations.clone()).filter(|a| !a.is_empty()),
+                    annotations: Some(annotations).filter(|a| !a.is_empty()),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod),
@@ -64,6 +70,10 @@ pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation
         }),
         status: None,
     }
+}
+
+fn owned(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
 }
 
 /// Labels that say whose an object is.
@@ -104,6 +114,27 @@ pub(super) fn env_from_field(name: &str, path: &str) -> EnvVar {
         value: None,
         value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
     }
+}
+
+/// What the user gives wins over what the operand sets, in its place.
+pub(super) fn override_env(own: &mut Vec<EnvVar>, given: &[EnvVar]) {
+    for entry in given {
+        match own.iter_mut().find(|known| known.name == entry.name) {
+            Some(known) => known.clone_from(entry),
+            None => own.push(entry.clone()),
+        }
+    }
+}
+
+/// Of all images of a pod, each secret once.
+pub(super) fn pull_secrets<'a>(images: impl IntoIterator<Item = &'a Image>) -> Option<Vec<LocalObjectReference>> {
+    let mut secrets: Vec<LocalObjectReference> = Vec::new();
+    for name in images.into_iter().flat_map(|image| &image.pull_secrets) {
+        if secrets.iter().all(|known| known.name != *name) {
+            secrets.push(LocalObjectReference { name: name.clone() });
+        }
+    }
+    Some(secrets).filter(|secrets| !secrets.is_empty())
 }
 
 /// `kind` as in `Directory`, `DirectoryOrCreate`; `None` takes what is there.

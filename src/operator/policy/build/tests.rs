@@ -1,16 +1,14 @@
 //! Golden operands, to be read as prose: `cargo insta review` after a change.
 
-use std::collections::BTreeSet;
-
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
     v1alpha1::{Discovery, GPUVirtConfigSpec},
 };
 
 use super::{Installation, Operands, build};
-use crate::operator::policy::validate::validate;
+use crate::operator::policy::validate::{Facts, validate};
 
-fn installation() -> Installation {
+pub(super) fn installation() -> Installation {
     Installation {
         namespace: "gpuvirt".to_owned(),
         image: "registry.example/gpuvirt:1".to_owned(),
@@ -31,8 +29,8 @@ fn policy() -> ClusterPolicy {
 }
 
 fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
-    let os: BTreeSet<String> = ["ubuntu24.04".to_owned()].into();
-    build(&validate(policy, config, &os).settings, &installation())
+    let facts = Facts { systems: ["ubuntu24.04".to_owned()].into(), ..Facts::default() };
+    build(&validate(policy, config, &facts).settings, &installation())
 }
 
 #[test]

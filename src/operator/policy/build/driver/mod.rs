@@ -1,5 +1,8 @@
 //! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
 
+mod sidecars;
+mod volumes;
+
 use crds::{
     labels,
     v1::{ContainerProbe, KernelModuleType},
@@ -8,9 +11,8 @@ use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
         core::v1::{
-            Affinity, ConfigMap, ConfigMapVolumeSource, Container, EnvFromSource, ExecAction, Lifecycle,
-            LifecycleHandler, LocalObjectReference, PodAffinityTerm, PodAntiAffinity, PodSpec, Probe, SELinuxOptions,
-            SecretEnvSource, SecurityContext, Volume, VolumeMount,
+            Affinity, ConfigMap, Container, EnvFromSource, ExecAction, Lifecycle, LifecycleHandler, PodAffinityTerm,
+            PodAntiAffinity, PodSpec, Probe, SELinuxOptions, SecretEnvSource, SecurityContext, VolumeMount,
         },
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta},
@@ -18,9 +20,11 @@ use k8s_openapi::{
 
 use super::{
     Installation,
-    pod::{Operand, daemon_set as operand, env, env_from_field, host_path, mount, own_labels, privileged},
+    pod::{
+        Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged, pull_secrets,
+    },
 };
-use crate::operator::policy::validate::{Driver, Rollout, Settings};
+use crate::operator::policy::validate::{Driver, Rdma, Rollout, Settings};
 
 pub(super) const NAME: &str = "nvidia-driver-daemonset";
 const COMPONENT: &str = "nvidia-driver";
@@ -69,6 +73,8 @@ pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &In
             node_selector: [(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
             // A new driver unloads the old one: that is a transition of the node, never a rollout.
             rollout: Rollout::OnDelete,
+            labels: &[("nvidia.com/precompiled", "false")],
+            annotations: &[("kubectl.kubernetes.io/default-container", "nvidia-driver-ctr")],
             pod: pod(settings, driver, installation),
         },
         settings,
@@ -77,19 +83,23 @@ pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &In
 }
 
 fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> PodSpec {
+    let images = [
+        Some(&driver.container.image),
+        driver.gds.as_ref().map(|s| &s.image),
+        driver.gdrcopy.as_ref().map(|s| &s.image),
+    ];
+    let mut containers = vec![main(driver)];
+    containers.extend(sidecars::sidecars(driver));
     PodSpec {
         service_account_name: Some("nvidia-driver".to_owned()),
         automount_service_account_token: Some(false),
         affinity: Some(alone()),
         host_pid: Some(true),
-        host_network: driver.host_network.then_some(true),
-        image_pull_secrets: Some(
-            driver.pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() }).collect::<Vec<_>>(),
-        )
-        .filter(|secrets| !secrets.is_empty()),
+        host_network: driver.container.host_network.then_some(true),
+        image_pull_secrets: pull_secrets(images.into_iter().flatten()),
         init_containers: Some(vec![prepare(installation)]),
-        containers: vec![main(driver)],
-        volumes: Some(volumes(settings)),
+        containers,
+        volumes: Some(volumes::volumes(settings, driver)),
         ..PodSpec::default()
     }
 }
@@ -140,29 +150,35 @@ fn main(driver: &Driver) -> Container {
         env_from_field("NODE_IP", "status.hostIP"),
         env("KERNEL_MODULE_TYPE", module_type),
     ];
-    environment.retain(|own| driver.env.iter().all(|given| given.name != own.name));
-    environment.extend(driver.env.iter().cloned());
-    let args = if driver.args.is_empty() { vec!["init".to_owned()] } else { driver.args.clone() };
+    // Images of before 2025 know only this one.
+    let open = driver.kernel_module_type == KernelModuleType::Open;
+    environment.extend(open.then(|| env("OPEN_KERNEL_MODULES_ENABLED", "true")));
+    environment.extend(driver.gdrcopy.as_ref().map(|_| env("GDRCOPY_ENABLED", "true")));
+    environment.extend(driver.gds.as_ref().map(|_| env("GDS_ENABLED", "true")));
+    environment.extend((driver.rdma != Rdma::Off).then(|| env("GPU_DIRECT_RDMA_ENABLED", "true")));
+    environment.extend((driver.rdma == Rdma::WithHostMofed).then(|| env("USE_HOST_MOFED", "true")));
+    override_env(&mut environment, &driver.container.env);
+    let args = match driver.container.args.is_empty() {
+        true => vec!["init".to_owned()],
+        false => driver.container.args.clone(),
+    };
     let stale = [".driver-ctr-ready", ".driver-daemons-status"].map(|name| format!("{VALIDATIONS}/{name}")).join(" ");
     let stop = ExecAction { command: Some(vec!["/bin/sh".into(), "-c".into(), format!("rm -f {stale}")]) };
     let secret = driver.secret_env.as_ref().map(|name| EnvFromSource {
         secret_ref: Some(SecretEnvSource { name: name.clone(), optional: None }),
         ..EnvFromSource::default()
     });
-    Container {
+    let mut main = Container {
         name: "nvidia-driver-ctr".to_owned(),
-        image: Some(driver.image.to_string()),
-        image_pull_policy: Some(driver.pull_policy.clone()),
+        image: Some(driver.container.image.reference.to_string()),
+        image_pull_policy: Some(driver.container.image.pull_policy.clone()),
         command: Some(vec!["nvidia-driver".to_owned()]),
         args: Some(args),
         env: Some(environment),
         env_from: secret.map(|secret| vec![secret]),
-        resources: Some(driver.resources.clone()),
-        security_context: Some(SecurityContext {
-            se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
-            ..privileged()
-        }),
-        volume_mounts: Some(mounts()),
+        resources: Some(driver.container.resources.clone()),
+        security_context: Some(privileged_s0()),
+        volume_mounts: Some(volumes::mounts(driver)),
         startup_probe: Some(startup_probe(&driver.startup_probe)),
         liveness_probe: driver.liveness_probe.as_ref().map(alive),
         readiness_probe: driver.readiness_probe.as_ref().map(alive),
@@ -171,7 +187,16 @@ fn main(driver: &Driver) -> Container {
             ..Lifecycle::default()
         }),
         ..Container::default()
-    }
+    };
+    // The image skips a rebuild where the same digest was installed before.
+    let digest = format!("{:08x}", fnv1a(&serde_json::to_vec(&main).expect("a container should serialize")));
+    main.env.get_or_insert_default().push(env("DRIVER_CONFIG_DIGEST", digest));
+    main
+}
+
+/// FNV-1a, 32 bit: the same in every build, and no secret is hashed.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Building a driver takes minutes: 60 s, then every 10 s, 20 minutes in all, unless the user says otherwise.
@@ -200,47 +225,13 @@ fn alive(times: &ContainerProbe) -> Probe {
     }
 }
 
-fn mounts() -> Vec<VolumeMount> {
-    let read_only = |mount: VolumeMount| VolumeMount { read_only: Some(true), ..mount };
-    let probe = mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None);
-    vec![
-        mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
-        mount("run-nvidia-fabricmanager", "/run/nvidia-fabricmanager", None),
-        mount("run-nvidia-topologyd", "/run/nvidia-topologyd", None),
-        mount("var-log", "/var/log", None),
-        mount("dev-log", "/dev/log", None),
-        read_only(mount("host-os-release", "/host-etc/os-release", None)),
-        mount("mlnx-ofed-usr-src", "/run/mellanox/drivers/usr/src", Some("HostToContainer")),
-        mount("run-mellanox-drivers", "/run/mellanox/drivers", Some("HostToContainer")),
-        mount("host-sys-devices-system", "/sys/devices/system", None),
-        mount("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
-        mount("nv-firmware", "/lib/firmware", None),
-        VolumeMount { sub_path: Some("startup-probe.sh".to_owned()), ..probe },
-    ]
+fn read_only(mount: VolumeMount) -> VolumeMount {
+    VolumeMount { read_only: Some(true), ..mount }
 }
 
-fn volumes(settings: &Settings) -> Vec<Volume> {
-    const MADE: Option<&str> = Some("DirectoryOrCreate");
-    let root = settings.common.root_fs.trim_end_matches('/');
-    let install = &settings.common.driver_install_dir;
-    let script = ConfigMapVolumeSource {
-        name: PROBE_SCRIPT.to_owned(),
-        default_mode: Some(0o755),
-        ..ConfigMapVolumeSource::default()
-    };
-    vec![
-        host_path("run-nvidia", "/run/nvidia", MADE),
-        host_path("var-log", "/var/log", None),
-        host_path("dev-log", "/dev/log", None),
-        host_path("host-os-release", "/etc/os-release", None),
-        host_path("run-nvidia-fabricmanager", "/run/nvidia-fabricmanager", MADE),
-        host_path("run-nvidia-topologyd", "/run/nvidia-topologyd", MADE),
-        host_path("mlnx-ofed-usr-src", "/run/mellanox/drivers/usr/src", MADE),
-        host_path("run-mellanox-drivers", "/run/mellanox/drivers", MADE),
-        host_path("host-root", if root.is_empty() { "/" } else { root }, None),
-        host_path("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
-        host_path("host-sys-devices-system", "/sys/devices/system", Some("Directory")),
-        host_path("nv-firmware", &format!("{install}/lib/firmware"), MADE),
-        Volume { name: "driver-startup-probe-script".to_owned(), config_map: Some(script), ..Volume::default() },
-    ]
+fn privileged_s0() -> SecurityContext {
+    SecurityContext {
+        se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
+        ..privileged()
+    }
 }

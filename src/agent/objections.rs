@@ -1,0 +1,93 @@
+//! What speaks against giving devices away at this moment: asked right before the kubelet gives them, since its list and
+//! its accounts may be older than the host. A pod that was deleted by force is gone from the kubelet's accounts at once,
+//! and its VM from the GPU only some time later.
+
+use std::collections::BTreeMap;
+
+use vfio::{Binding, Holder, Host, Inventory, PciAddress, deviations, holders, observe};
+
+use super::health::{at_sight, unfit};
+
+/// By device id; what is not in it may be given. One look for all of them.
+pub fn objections(host: &impl Host, ids: &[String]) -> BTreeMap<String, String> {
+    let inventory = observe(host);
+    let held = holders(host, &inventory);
+    ids.iter().filter_map(|id| Some((id.clone(), objection(&inventory, &held, id)?))).collect()
+}
+
+fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id: &str) -> Option<String> {
+    let address: PciAddress = match id.parse() {
+        Ok(address) => address,
+        Err(error) => return Some(format!("{error}")),
+    };
+    let still = deviations(inventory, address, Binding::Vfio);
+    if !still.is_empty() {
+        return Some(still.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+    }
+    let gpu = inventory.gpu(address)?;
+    let others = gpu.shares_group_with.iter().filter_map(|other| inventory.gpu(*other));
+    let ailments: Vec<_> =
+        std::iter::once(gpu.clone()).chain(others).flat_map(|gpu| at_sight(inventory, &gpu)).collect();
+    if let Some(ailment) = unfit(&ailments) {
+        return Some(ailment.to_string());
+    }
+    let holder = held.get(&address)?.iter().find(|holder| holder.pid > 0)?;
+    Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
+}
+
+#[cfg(test)]
+mod tests {
+    use vfio::testing::Machine;
+
+    use super::*;
+
+    const GPU: &str = "0000:18:00.0";
+
+    fn against(machine: &Machine, id: &str) -> Option<String> {
+        objections(machine, &[id.to_owned(), "0000:19:00.0".to_owned()]).remove(id)
+    }
+
+    #[test]
+    fn nothing_speaks_against_a_gpu_that_is_as_it_was_offered() {
+        assert_eq!(against(&Machine::described("eight-t4"), GPU), None);
+    }
+
+    #[test]
+    fn a_gpu_that_an_old_vm_has_open_is_not_given_to_the_next_one() {
+        let machine = Machine::described("eight-t4");
+        let group = observe(&machine).gpu(GPU.parse().unwrap()).unwrap().group.unwrap();
+        machine.open_device(
+            4711,
+            "qemu-kvm",
+            &format!("/dev/vfio/{group}"),
+            Some("7b5c2f0e-8a4d-4a6e-9a57-0d9f3a7c1b22"),
+        );
+        let why = against(&machine, GPU).unwrap();
+        assert!(why.contains("pid 4711 (qemu-kvm)") && why.contains("7b5c2f0e"), "{why}");
+        assert_eq!(against(&machine, "0000:35:00.0"), None);
+    }
+
+    #[test]
+    fn a_gpu_whose_group_node_is_gone_is_not_given() {
+        let machine = Machine::described("eight-t4");
+        let group = observe(&machine).gpu(GPU.parse().unwrap()).unwrap().group.unwrap();
+        machine.remove(&format!("/dev/vfio/{group}"));
+        let why = against(&machine, GPU).unwrap();
+        assert!(why.contains(&format!("/dev/vfio/{group}")), "{why}");
+    }
+
+    #[test]
+    fn a_gpu_that_fell_off_the_bus_is_not_given() {
+        let machine = Machine::described("eight-t4");
+        machine.write(&format!("/sys/bus/pci/devices/{GPU}/config"), [0xff; 64]);
+        let why = against(&machine, GPU).unwrap();
+        assert!(why.contains("all ones"), "{why}");
+    }
+
+    #[test]
+    fn what_is_no_gpu_of_this_host_is_not_given() {
+        let machine = Machine::described("eight-t4");
+        assert!(against(&machine, "0000:99:00.0").unwrap().contains("0000:99:00.0"));
+        assert!(against(&machine, "GPU-5f6d").is_some());
+    }
+}

@@ -1,0 +1,57 @@
+//! Where our operands differ from the peer's on purpose.
+
+pub(super) struct Row {
+    /// DaemonSet, `*` for any text.
+    pub operand: &'static str,
+    /// Field, `*` for any text.
+    pub path: &'static str,
+    #[expect(dead_code, reason = "for the reader")]
+    pub reason: &'static str,
+}
+
+const fn row(operand: &'static str, path: &'static str, reason: &'static str) -> Row {
+    Row { operand, path, reason }
+}
+
+pub(super) const INTENDED: &[Row] = &[
+    row("*", "labels.app.kubernetes.io/*", "labels of ours: what is pruned, counted and shown by them"),
+    row("*", "labels.gpuvirt.io/policy", "whose object it is"),
+    row("*", "podLabels.app.kubernetes.io/*", "labels of ours: what is pruned, counted and shown by them"),
+    row("*", "podLabels.gpuvirt.io/policy", "the pods of a node that changes its mode are found by it"),
+    row("nvidia-driver-daemonset", "initContainers.order", "prepare-driver is our k8s-driver-manager"),
+    row(
+        "nvidia-driver-daemonset",
+        "initContainers[k8s-driver-manager].*",
+        "prepare-driver unloads what is left, and nothing else",
+    ),
+    row("nvidia-driver-daemonset", "initContainers[prepare-driver].*", "it evicts nobody and needs no Kubernetes"),
+    row("nvidia-driver-daemonset", "*.env[DRIVER_CONFIG_DIGEST]", "a hash of our own"),
+    row("nvidia-driver-daemonset", "volumes[host-sys]", "prepare-driver has the host's /sys below its root"),
+    row("nvidia-driver-daemonset", "volumes[run-nvidia-validations]", "no container mounts it"),
+];
+
+/// Operands whose work our agent does on VM nodes.
+pub(super) const DONE_BY_THE_AGENT: &[&str] = &[
+    "nvidia-vfio-manager",
+    "nvidia-sandbox-device-plugin-daemonset",
+    "nvidia-sandbox-validator",
+    "nvidia-vgpu-device-manager",
+];
+
+/// Operands that the peer does not have.
+pub(super) const OURS: &[&str] = &["gpuvirt-agent"];
+
+/// Recording (`*` for any text), operand, and what stands in for it meanwhile.
+pub(super) const NOT_BUILT: &[(&str, &str, &str)] = &[
+    ("*", "gpu-feature-discovery", "OperandNotSupported"),
+    ("*", "nvidia-container-toolkit-daemonset", "OperandNotSupported"),
+    ("*", "nvidia-dcgm", "OperandNotSupported"),
+    ("*", "nvidia-dcgm-exporter", "OperandNotSupported"),
+    ("*", "nvidia-device-plugin-daemonset", "OperandNotSupported"),
+    ("*", "nvidia-device-plugin-mps-control-daemon", "OperandNotSupported"),
+    ("*", "nvidia-mig-manager", "OperandNotSupported"),
+    ("*", "nvidia-operator-validator", "nothing waits for it yet"),
+    ("*", "nvidia-vgpu-manager-daemonset", "OperandNotSupported"),
+    ("*", "nvidia-cc-manager", "OperandNotSupported"),
+    ("*", "nvidia-kata-sandbox-device-plugin-daemonset", "OperandNotSupported"),
+];

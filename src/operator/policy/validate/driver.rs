@@ -1,0 +1,216 @@
+//! The driver of container nodes.
+
+use crds::v1::{self, ClusterPolicySpec, ContainerProbe, KernelModuleType};
+use k8s_openapi::api::core::v1::EnvVar;
+
+use super::{Facts, Problem, Runtime, Wish, container, container::Container, container::Image, given};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Driver {
+    pub container: Container,
+    pub secret_env: Option<String>,
+    pub kernel_module_type: KernelModuleType,
+    pub startup_probe: ContainerProbe,
+    pub liveness_probe: Option<ContainerProbe>,
+    pub readiness_probe: Option<ContainerProbe>,
+    pub rdma: Rdma,
+    pub gds: Option<Sidecar>,
+    pub gdrcopy: Option<Sidecar>,
+    /// Files of the user's ConfigMaps and Secrets in the driver's container.
+    pub files: Vec<Files>,
+    pub subscription: Subscription,
+}
+
+/// `GPUDirect` RDMA, and where the network driver's sources are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rdma {
+    Off,
+    On,
+    WithHostMofed,
+}
+
+/// A container beside the driver's that brings another kernel module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sidecar {
+    pub image: Image,
+    pub args: Vec<String>,
+    pub env: Vec<EnvVar>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    pub volume: String,
+    pub source: Source,
+    /// Key, and the file that it becomes in the container.
+    pub paths: Vec<(String, String)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    ConfigMap(String),
+    Secret(String),
+}
+
+/// Whose paid repositories the driver's build needs from the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subscription {
+    None,
+    RedHat,
+    Suse,
+}
+
+pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Driver>, Problem> {
+    let driver = &spec.driver;
+    if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
+        return Ok(Wish::NotWanted);
+    }
+    let systems: Vec<&str> = facts.systems.iter().map(String::as_str).collect();
+    if systems.len() > 1 {
+        return Err(Problem {
+            reason: "SeveralOperatingSystems",
+            message: format!(
+                "GPU nodes run {}, and this version brings the driver to one operating system: install the driver on the hosts and set spec.driver.enabled to false",
+                systems.join(" and ")
+            ),
+        });
+    }
+    let os = systems.first().copied();
+    // The triple is judged also while there is no node to run it on.
+    let container = container::container("driver", &driver.component.container, os)?;
+    let gds = sidecar("gds", &spec.gds, os)?;
+    let gdrcopy = sidecar("gdrcopy", &spec.gdrcopy, os)?;
+    let (Some(os), false) = (os, driver.use_precompiled.unwrap_or(false)) else {
+        return Ok(Wish::Unknown);
+    };
+    let rdma = &driver.gpu_direct_rdma;
+    let distribution = Distribution::of(os);
+    Ok(Wish::Wanted(Box::new(Driver {
+        container,
+        secret_env: given(driver.secret_env.as_deref()).map(str::to_owned),
+        kernel_module_type: kernel_module_type(driver),
+        startup_probe: driver.startup_probe.clone().unwrap_or_default(),
+        liveness_probe: driver.liveness_probe.clone(),
+        readiness_probe: driver.readiness_probe.clone(),
+        rdma: match (rdma.enabled.unwrap_or(false), rdma.use_host_mofed.unwrap_or(false)) {
+            (false, _) => Rdma::Off,
+            (true, false) => Rdma::On,
+            (true, true) => Rdma::WithHostMofed,
+        },
+        gds,
+        gdrcopy,
+        files: files(driver, distribution, facts)?,
+        subscription: subscription(distribution, facts),
+    })))
+}
+
+fn sidecar(section: &str, spec: &v1::DriverSidecar, os: Option<&str>) -> Result<Option<Sidecar>, Problem> {
+    if !spec.is_enabled() {
+        return Ok(None);
+    }
+    Ok(Some(Sidecar {
+        image: container::image(section, &spec.image, os)?,
+        args: spec.args.clone(),
+        env: container::environment(&spec.env),
+    }))
+}
+
+fn kernel_module_type(driver: &v1::Driver) -> KernelModuleType {
+    match (driver.kernel_module_type, driver.use_open_kernel_modules) {
+        (KernelModuleType::Auto, Some(true)) => KernelModuleType::Open,
+        (set @ (KernelModuleType::Auto | KernelModuleType::Open | KernelModuleType::Proprietary), _) => set,
+    }
+}
+
+/// What decides where repositories and certificates are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distribution {
+    Ubuntu,
+    RedHat { subscribed: bool },
+    Suse,
+    Other,
+}
+
+impl Distribution {
+    /// `os` as in `rhel9.4`.
+    fn of(os: &str) -> Self {
+        match os.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
+            "ubuntu" => Self::Ubuntu,
+            "rhel" => Self::RedHat { subscribed: true },
+            "centos" | "rocky" | "rhcos" => Self::RedHat { subscribed: false },
+            "sles" | "sl-micro" => Self::Suse,
+            _ => Self::Other,
+        }
+    }
+
+    fn repositories(self) -> Option<&'static str> {
+        match self {
+            Self::Ubuntu => Some("/etc/apt/sources.list.d"),
+            Self::RedHat { .. } => Some("/etc/yum.repos.d"),
+            Self::Suse => Some("/etc/zypp/repos.d"),
+            Self::Other => None,
+        }
+    }
+
+    fn certificates(self) -> Option<&'static str> {
+        match self {
+            Self::Ubuntu => Some("/usr/local/share/ca-certificates"),
+            Self::RedHat { .. } => Some("/etc/pki/ca-trust/extracted/pem"),
+            Self::Suse => Some("/etc/pki/trust/anchors"),
+            Self::Other => None,
+        }
+    }
+}
+
+/// CRI-O mounts the host's subscription by itself.
+fn subscription(distribution: Distribution, facts: &Facts) -> Subscription {
+    match distribution {
+        Distribution::RedHat { subscribed: true } if facts.runtime() != Ok(Some(Runtime::CriO)) => Subscription::RedHat,
+        Distribution::Suse => Subscription::Suse,
+        Distribution::Ubuntu | Distribution::RedHat { .. } | Distribution::Other => Subscription::None,
+    }
+}
+
+/// In the places where the peer's driver images look for them.
+fn files(driver: &v1::Driver, distribution: Distribution, facts: &Facts) -> Result<Vec<Files>, Problem> {
+    let mut files = Vec::new();
+    files.extend(licensing(&driver.licensing_config));
+    if let Some(name) = given(driver.virtual_topology.config.as_deref()) {
+        files.push(Files {
+            volume: "topology-config".to_owned(),
+            source: Source::ConfigMap(name.to_owned()),
+            paths: vec![("nvidia-topologyd.conf".to_owned(), "/etc/nvidia-topologyd/nvidia-topologyd.conf".to_owned())],
+        });
+    }
+    let whole = [
+        ("driver.kernelModuleConfig.name", driver.kernel_module_config.name.as_deref(), Some("/drivers")),
+        ("driver.repoConfig.configMapName", driver.repo_config.config_map_name.as_deref(), distribution.repositories()),
+        ("driver.certConfig.name", driver.cert_config.name.as_deref(), distribution.certificates()),
+    ];
+    for (field, name, directory) in whole {
+        let Some(name) = given(name) else { continue };
+        let directory = directory.ok_or_else(|| Problem {
+            reason: "UnknownDistribution",
+            message: format!(
+                "spec.{field}: it is not known where this operating system keeps such files; leave it empty and put them into the driver image"
+            ),
+        })?;
+        let keys = facts.keys(field, name)?;
+        files.push(Files {
+            volume: name.to_owned(),
+            source: Source::ConfigMap(name.to_owned()),
+            paths: keys.into_iter().map(|key| (key.clone(), format!("{directory}/{key}"))).collect(),
+        });
+    }
+    Ok(files)
+}
+
+fn licensing(config: &v1::LicensingConfig) -> Option<Files> {
+    let secret = given(config.secret_name.as_deref()).map(|name| Source::Secret(name.to_owned()));
+    let map = given(config.config_map_name.as_deref()).map(|name| Source::ConfigMap(name.to_owned()));
+    let token = "client_configuration_token.tok";
+    let mut paths = vec![("gridd.conf".to_owned(), "/drivers/gridd.conf".to_owned())];
+    if config.nls_enabled.unwrap_or(true) {
+        paths.push((token.to_owned(), format!("/drivers/ClientConfigToken/{token}")));
+    }
+    Some(Files { volume: "licensing-config".to_owned(), source: secret.or(map)?, paths })
+}

@@ -1,0 +1,68 @@
+//! What nodes and other objects say about a policy: read before it is judged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Problem;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Operating systems of the nodes with GPUs, as agents report them: `ubuntu24.04`.
+    pub systems: BTreeSet<String>,
+    /// Container runtimes of the nodes with GPUs, as their kubelets say it: `containerd://2.1.0`.
+    pub runtimes: BTreeSet<String>,
+    /// ConfigMaps of the operator's namespace, with their keys.
+    pub config_maps: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// How a node runs containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Runtime {
+    Containerd,
+    CriO,
+    Docker,
+}
+
+impl Runtime {
+    fn parse(version: &str) -> Option<Self> {
+        match version.split("://").next() {
+            Some("containerd") => Some(Self::Containerd),
+            Some("cri-o") => Some(Self::CriO),
+            Some("docker") => Some(Self::Docker),
+            _ => None,
+        }
+    }
+}
+
+impl Facts {
+    /// Keys of a ConfigMap that `field` names.
+    pub fn keys(&self, field: &str, name: &str) -> Result<Vec<String>, Problem> {
+        match self.config_maps.get(name) {
+            Some(keys) => Ok(keys.iter().cloned().collect()),
+            None => Err(Problem {
+                reason: "ConfigMapNotFound",
+                message: format!(
+                    "spec.{field}: there is no ConfigMap {name} in the operator's namespace: create it, or leave the field empty"
+                ),
+            }),
+        }
+    }
+
+    /// The one runtime of all GPU nodes; `None` while no node has said its own.
+    pub fn runtime(&self) -> Result<Option<Runtime>, Problem> {
+        let known: BTreeSet<Option<Runtime>> = self.runtimes.iter().map(|version| Runtime::parse(version)).collect();
+        match known.iter().collect::<Vec<_>>()[..] {
+            [] => Ok(None),
+            [Some(one)] => Ok(Some(*one)),
+            _ => {
+                let versions: Vec<&str> = self.runtimes.iter().map(String::as_str).collect();
+                Err(Problem {
+                    reason: "ContainerRuntimeNotSupported",
+                    message: format!(
+                        "GPU nodes run {}: the container stack can be set up for one of containerd, CRI-O and Docker; install the toolkit on the hosts and set spec.toolkit.enabled to false",
+                        versions.join(" and ")
+                    ),
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Every "no" to a ClusterPolicy. What passes is a [`Settings`], from which building cannot fail.
+
+mod common;
+mod container;
+mod driver;
+mod facts;
+#[cfg(test)]
+mod tests;
+
+use crds::{
+    labels,
+    v1::{ClusterPolicy, ClusterPolicySpec, SandboxMode},
+    v1alpha1::{Discovery, GPUVirtConfigSpec, ResourceAlias},
+};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube::ResourceExt;
+
+pub use self::{
+    common::{Common, Rollout},
+    container::Image,
+    driver::{Driver, Files, Rdma, Sidecar, Source, Subscription},
+    facts::{Facts, Runtime},
+};
+use crate::operator::node::{
+    gates,
+    mode::{NodePolicy, Sandbox},
+};
+
+/// A setting that cannot be followed; the operands that do not depend on it are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub reason: &'static str,
+    /// Field, value, next step.
+    pub message: String,
+}
+
+/// A policy that can be built.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub policy: String,
+    pub common: Common,
+    pub agent: Agent,
+    pub driver: Wish<Driver>,
+}
+
+/// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wish<T> {
+    Wanted(Box<T>),
+    /// The user has said so.
+    NotWanted,
+    /// The policy cannot be followed, or no node has said what it runs: what is there stays as it is.
+    Unknown,
+}
+
+impl<T> Wish<T> {
+    /// An operand that cannot be brought is a problem, and what runs of it stays.
+    fn or_problem(wish: Result<Self, Problem>, problems: &mut Vec<Problem>) -> Self {
+        wish.unwrap_or_else(|problem| {
+            problems.push(problem);
+            Self::Unknown
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Agent {
+    pub discovery: Discovery,
+    pub resync_seconds: u32,
+    /// The peer's VFIO manager settings that still mean something for our agent.
+    pub resources: ResourceRequirements,
+}
+
+/// What can be built, and what cannot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Validated {
+    pub settings: Settings,
+    pub problems: Vec<Problem>,
+}
+
+/// The part of the policy that nodes' modes depend on.
+pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePolicy {
+    let sandbox = &policy.spec.sandbox_workloads;
+    let mode = match sandbox.mode {
+        SandboxMode::Kubevirt => gates::SandboxMode::KubeVirt,
+        SandboxMode::Kata => gates::SandboxMode::Kata,
+    };
+    NodePolicy {
+        name: policy.name_any(),
+        sandbox: match sandbox.is_enabled() {
+            true => Sandbox::On { default: sandbox.default_workload, mode },
+            false => Sandbox::Off,
+        },
+        teardown: policy.metadata.deletion_timestamp.is_some(),
+        aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+    }
+}
+
+pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {
+    let spec = &policy.spec;
+    let mut problems = not_built(spec);
+    problems.extend(config.resource_aliases.iter().filter_map(reserved));
+    problems.extend(without_effect(config));
+    let driver = Wish::or_problem(driver::driver(spec, facts), &mut problems);
+    let settings = Settings {
+        policy: policy.name_any(),
+        common: common::common(&spec.daemonsets, &spec.host_paths),
+        agent: Agent {
+            discovery: config.discovery,
+            resync_seconds: config.resync_seconds,
+            resources: (&spec.vfio_manager.component.container.resources).into(),
+        },
+        driver,
+    };
+    Validated { settings, problems }
+}
+
+/// Why a resource name may not be used for whole GPUs: the container stack's plugin owns it.
+fn reserved(alias: &ResourceAlias) -> Option<Problem> {
+    labels::is_container_resource(&alias.name).then(|| Problem {
+        reason: "ReservedResourceName",
+        message: format!(
+            "GPUVirtConfig default: alias {} for {} is not used: NVIDIA's device plugin owns that name; choose another one",
+            alias.name, alias.selector
+        ),
+    })
+}
+
+/// Settings that are accepted for a later version.
+fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
+    let default = GPUVirtConfigSpec::default();
+    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
+    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
+    (!set.is_empty()).then(|| Problem {
+        reason: "SettingNotSupported",
+        message: format!(
+            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
+            set.join(" and ")
+        ),
+    })
+}
+
+/// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
+fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
+    let sandbox = spec.sandbox_workloads.is_enabled();
+    let kata = spec.sandbox_workloads.mode == SandboxMode::Kata;
+    let asked = [
+        ("toolkit", spec.toolkit.component.is_enabled(true)),
+        ("devicePlugin", spec.device_plugin.component.is_enabled(true)),
+        ("dcgm", spec.dcgm.component.is_enabled(false)),
+        ("dcgmExporter", spec.dcgm_exporter.component.is_enabled(true)),
+        ("gfd", spec.gfd.is_enabled(true)),
+        ("migManager", spec.mig_manager.component.is_enabled(true)),
+        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
+        ("vgpuManager", sandbox && spec.vgpu_manager.component.is_enabled(false)),
+        ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),
+        ("ccManager", sandbox && kata && spec.cc_manager.component.is_enabled(false)),
+        ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
+        ("driver.usePrecompiled", spec.driver.use_precompiled.unwrap_or(false)),
+    ];
+    let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
+    if asked.is_empty() {
+        return Vec::new();
+    }
+    vec![Problem {
+        reason: "OperandNotSupported",
+        message: format!(
+            "this version of gpuvirt does not bring {}: set enabled to false for each (or the field to false)",
+            asked.join(", ")
+        ),
+    }]
+}
+
+/// An empty text is as good as none.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
+}

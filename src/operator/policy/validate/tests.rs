@@ -1,0 +1,157 @@
+//! One policy with which nothing is wrong, and one thing wrong with it at a time.
+
+use crds::{
+    v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
+    v1alpha1::{GPUVirtConfigSpec, ResourceAlias},
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::{Driver, Facts, Rollout, Validated, Wish, node_policy, validate};
+
+/// A policy with which nothing is wrong.
+fn valid() -> ClusterPolicy {
+    let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
+    let spec = &mut policy.spec;
+    for component in [
+        &mut spec.toolkit.component,
+        &mut spec.device_plugin.component,
+        &mut spec.dcgm_exporter.component,
+        &mut spec.gfd,
+        &mut spec.mig_manager.component,
+    ] {
+        component.enabled = Some(false);
+    }
+    spec.sandbox_workloads.enabled = Some(true);
+    spec.driver.component.container.image = ImageSpec {
+        repository: Some("nvcr.io/nvidia".to_owned()),
+        image: Some("driver".to_owned()),
+        version: Some("595.91.07".to_owned()),
+        ..ImageSpec::default()
+    };
+    policy
+}
+
+fn wanted(validated: &Validated) -> &Driver {
+    match &validated.settings.driver {
+        Wish::Wanted(driver) => driver,
+        other @ (Wish::NotWanted | Wish::Unknown) => panic!("no driver: {other:?}"),
+    }
+}
+
+fn ubuntu() -> Facts {
+    of_systems(&["ubuntu24.04"])
+}
+
+fn of_systems(systems: &[&str]) -> Facts {
+    Facts { systems: systems.iter().map(|os| (*os).to_owned()).collect(), ..Facts::default() }
+}
+
+fn checked(change: impl FnOnce(&mut ClusterPolicySpec)) -> Validated {
+    let mut policy = valid();
+    change(&mut policy.spec);
+    validate(&policy, &GPUVirtConfigSpec::default(), &ubuntu())
+}
+
+#[test]
+fn a_valid_policy_has_no_problem_and_one_driver_for_its_os() {
+    let validated = checked(|_| {});
+    assert_eq!(validated.problems, []);
+    assert_eq!(wanted(&validated).container.image.reference.to_string(), "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04");
+}
+
+#[test]
+fn a_partial_image_is_a_problem_and_the_agent_is_built_all_the_same() {
+    let validated = checked(|spec| spec.driver.component.container.image.version = None);
+    assert_eq!(validated.problems[0].reason, "InvalidImage");
+    assert!(validated.problems[0].message.contains("spec.driver"), "{}", validated.problems[0].message);
+    assert_eq!(validated.settings.driver, Wish::Unknown, "what runs is not taken away by a typing error");
+}
+
+#[test]
+fn a_partial_image_is_a_problem_before_any_node_has_reported() {
+    let mut policy = valid();
+    policy.spec.driver.component.container.image.version = None;
+    let validated = validate(&policy, &GPUVirtConfigSpec::default(), &Facts::default());
+    assert_eq!(validated.problems[0].reason, "InvalidImage");
+}
+
+#[test]
+fn a_cluster_whose_nodes_have_not_reported_keeps_its_driver() {
+    let validated = validate(&valid(), &GPUVirtConfigSpec::default(), &Facts::default());
+    assert_eq!((validated.problems, validated.settings.driver), (vec![], Wish::Unknown));
+}
+
+#[test]
+fn nodes_of_two_operating_systems_are_a_problem_that_names_both() {
+    let os = of_systems(&["rhel9.4", "ubuntu24.04"]);
+    let message = &validate(&valid(), &GPUVirtConfigSpec::default(), &os).problems[0].message;
+    assert!(message.contains("rhel9.4 and ubuntu24.04"), "{message}");
+}
+
+#[test]
+fn an_operand_that_is_not_built_is_named() {
+    let validated = checked(|spec| spec.toolkit.component.enabled = None);
+    assert_eq!(validated.problems[0].reason, "OperandNotSupported");
+    assert!(validated.problems[0].message.contains("toolkit"), "{}", validated.problems[0].message);
+}
+
+#[test]
+fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
+    let alias = |name: &str| ResourceAlias { selector: "10de:1eb8".to_owned(), name: name.to_owned() };
+    let config =
+        GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/mig-1g")], ..GPUVirtConfigSpec::default() };
+    assert_eq!(validate(&valid(), &config, &ubuntu()).problems[0].reason, "ReservedResourceName");
+    assert_eq!(node_policy(&valid(), &config).aliases, []);
+    let config = GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/T4")], ..config };
+    assert_eq!(node_policy(&valid(), &config).aliases, [alias("nvidia.com/T4")]);
+}
+
+#[test]
+fn a_setting_that_has_no_effect_yet_is_named() {
+    let config = GPUVirtConfigSpec { evict: crds::v1alpha1::Evict::Pods, ..GPUVirtConfigSpec::default() };
+    let problems = validate(&valid(), &config, &ubuntu()).problems;
+    assert!(problems[0].message.contains("evict"), "{}", problems[0].message);
+}
+
+#[test]
+fn a_disabled_driver_needs_no_image() {
+    let validated = checked(|spec| {
+        spec.driver.component.enabled = Some(false);
+        spec.driver.component.container.image = ImageSpec::default();
+    });
+    assert_eq!((validated.problems, validated.settings.driver), (vec![], Wish::NotWanted));
+}
+
+#[test]
+fn the_last_of_two_environment_entries_wins() {
+    let entry = |value: &str| crds::v1::EnvVar { name: "A".to_owned(), value: value.to_owned() };
+    let validated = checked(|spec| spec.driver.component.container.env = vec![entry("1"), entry("2")]);
+    let env = &wanted(&validated).container.env;
+    assert_eq!((env.len(), env[0].value.as_deref()), (1, Some("2")));
+}
+
+#[test]
+fn a_count_and_a_share_of_unavailable_nodes_both_parse() {
+    let rollout = |text: &str| {
+        checked(|spec| spec.daemonsets.rolling_update.max_unavailable = Some(text.to_owned())).settings.common.rollout
+    };
+    assert_eq!(rollout("2"), Rollout::Rolling { max_unavailable: IntOrString::Int(2) });
+    assert_eq!(rollout("10%"), Rollout::Rolling { max_unavailable: IntOrString::String("10%".to_owned()) });
+}
+
+#[test]
+fn files_of_a_config_map_are_mounted_one_by_one_where_the_distribution_looks_for_them() {
+    let named = |spec: &mut ClusterPolicySpec| spec.driver.repo_config.config_map_name = Some("repos".to_owned());
+    let mut policy = valid();
+    named(&mut policy.spec);
+    let problems = validate(&policy, &GPUVirtConfigSpec::default(), &ubuntu()).problems;
+    assert_eq!(problems[0].reason, "ConfigMapNotFound");
+    assert!(problems[0].message.contains("spec.driver.repoConfig.configMapName: there is no ConfigMap repos"));
+    let mut facts = ubuntu();
+    facts.config_maps.insert("repos".to_owned(), ["custom.list".to_owned()].into());
+    let validated = validate(&policy, &GPUVirtConfigSpec::default(), &facts);
+    let path = &wanted(&validated).files[0].paths[0].1;
+    assert_eq!(path, "/etc/apt/sources.list.d/custom.list");
+    facts.systems = ["talos1.11".to_owned()].into();
+    assert_eq!(validate(&policy, &GPUVirtConfigSpec::default(), &facts).problems[0].reason, "UnknownDistribution");
+}

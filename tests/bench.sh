@@ -1,0 +1,25 @@
+#!/bin/bash
+# bench.sh [FILTER]: runs the benchmarks of all crates and compares the means with what they may take.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+# Name as Criterion files it, and milliseconds.
+BUDGETS="
+observe 16 GPUs with 256 VFs on disk|50
+plan 16 GPUs with 256 VFs|1
+holders among 2000 processes with 50 descriptors on disk|150
+holders among 2000 processes with 50 descriptors of the kernel|150
+"
+
+rm -rf "$TARGET/criterion"
+cargo bench --workspace --locked --features vfio/testing --bench '*' -- "${1:-}"
+echo
+over=0
+while IFS='|' read -r name budget; do
+	estimates=$TARGET/criterion/$name/new/estimates.json
+	[ -n "$name" ] && [ -f "$estimates" ] || continue
+	took=$(sed 's/.*"mean":{[^}]*},"point_estimate":\([0-9.e+]*\).*/\1/' "$estimates")
+	verdict=$(awk -v took="$took" -v budget="$budget" 'BEGIN {printf "%.2f ms of %s ms%s", took / 1e6, budget, took / 1e6 > budget ? ", OVER BUDGET" : ""}')
+	echo "$name: $verdict"
+	[[ $verdict != *OVER* ]] || over=1
+done <<<"$BUDGETS"
+exit $over

@@ -1,0 +1,165 @@
+//! KubeVirt's own controllers on this node, and its own host-device builder in launchers that have real vfio devices.
+
+use std::collections::BTreeSet;
+
+use crds::{WorkloadMode, labels, v1alpha1::GPUVirtConfig};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, ResourceExt,
+    api::{DynamicObject, Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{
+    node::{GPU, H100, Lab, NODE, T4, lab},
+    support::{
+        NAMESPACE,
+        kubevirt::{self, VMS},
+        wait,
+    },
+};
+
+const SECOND_T4: &str = "0000:44:00.0";
+const RTX_4000: &str = "0000:01:00.0";
+const ALIAS: &str = "nvidia.com/rtx-4000";
+
+/// KubeVirt permits somebody's network card, and so nothing else.
+async fn with_kubevirt(lab: &Lab) {
+    kubevirt::install(lab.cluster, NODE);
+    let nic = json!({"pciVendorSelector": "8086:1572", "resourceName": "intel.com/x710"});
+    kubevirt::fresh(&lab.client, &json!({"pciHostDevices": [nic]})).await;
+}
+
+/// An instance that asks for these, once its launcher runs on the node.
+async fn running(lab: &Lab, name: &str, resources: &[&str]) -> DynamicObject {
+    kubevirt::start_vm(&lab.client, name, resources).await;
+    let vm = kubevirt::until_phase(&lab.client, name, "Scheduled").await;
+    assert_eq!(vm.data.pointer("/status/nodeName"), Some(&json!(NODE)));
+    vm
+}
+
+async fn host_devices(lab: &Lab, vm: &DynamicObject) -> Vec<String> {
+    kubevirt::host_devices(&lab.client, lab.cluster, vm).await
+}
+
+/// The launcher, as far as nothing may change while its VM runs.
+async fn launcher(lab: &Lab, name: &str) -> (Option<String>, String, i32) {
+    let pod: Pod = kubevirt::until_launcher(&lab.client, name).await;
+    let restarts = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten()).map(|c| c.restart_count).sum();
+    (pod.uid(), pod.name_any(), restarts)
+}
+
+async fn alias(lab: &Lab, selector: &str, name: &str) {
+    let config = json!({
+        "apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": "default"},
+        "spec": {"resourceAliases": [{"selector": selector, "name": name}]},
+    });
+    let configs: Api<GPUVirtConfig> = Api::all(lab.client.clone());
+    let params = PatchParams::apply("user").force();
+    configs.patch("default", &params, &Patch::Apply(&config)).await.expect("a config should be accepted");
+}
+
+/// Deploy labels that are on.
+async fn deployed(lab: &Lab) -> BTreeSet<String> {
+    let node = Api::<Node>::all(lab.client.clone()).get(NODE).await.expect("the node");
+    let on = node.labels().iter().filter(|(key, value)| key.starts_with(labels::DEPLOY_PREFIX) && *value == "true");
+    on.map(|(key, _)| key.clone()).collect()
+}
+
+#[test]
+fn a_vm_that_was_not_permitted_gets_its_gpu_by_the_label_alone_and_never_its_audio_function() {
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        // KubeVirt keeps the hyphen in the variable's name.
+        alias(lab, "10de:1eb1", ALIAS).await;
+        kubevirt::start_vm(&lab.client, "vm", &[ALIAS]).await;
+        kubevirt::until_refused(&lab.client, "vm", ALIAS).await;
+        lab.switch(WorkloadMode::VmPassthrough).await;
+        let vm = kubevirt::until_phase(&lab.client, "vm", "Scheduled").await;
+        assert_eq!(host_devices(lab, &vm).await, [RTX_4000]);
+        kubevirt::delete(&lab.client, "vm").await;
+    });
+}
+
+#[test]
+fn as_many_host_devices_as_gpus_were_asked_for_in_the_order_of_the_spec() {
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        lab.switch(WorkloadMode::VmPassthrough).await;
+        let one = running(lab, "one", &[T4]).await;
+        let two = running(lab, "two", &[H100, H100]).await;
+        let one = host_devices(lab, &one).await;
+        assert!(matches!(one.as_slice(), [gpu] if gpu == GPU || gpu == SECOND_T4), "one of the T4s: {one:?}");
+        assert_eq!(sorted(host_devices(lab, &two).await), ["0000:83:00.0", "0000:84:00.0"]);
+        kubevirt::delete_all(&lab.client).await;
+
+        let four = running(lab, "four", &[H100, T4, T4, H100]).await;
+        let found = host_devices(lab, &four).await;
+        assert_eq!(found.len(), 4, "{found:?}");
+        let of = |places: [usize; 2]| sorted(places.map(|place| found[place].clone()).to_vec());
+        assert_eq!(of([0, 3]), ["0000:83:00.0", "0000:84:00.0"], "the H100s: {found:?}");
+        assert_eq!(of([1, 2]), [GPU, SECOND_T4], "the T4s: {found:?}");
+        kubevirt::delete_all(&lab.client).await;
+    });
+}
+
+#[test]
+fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        lab.switch(WorkloadMode::VmPassthrough).await;
+        let vm = running(lab, "vm", &[T4]).await;
+        let before = launcher(lab, "vm").await;
+        let devices = host_devices(lab, &vm).await;
+        let labels = deployed(lab).await;
+
+        let agent = lab.agent_pod().await;
+        lab.delete_pod(NAMESPACE, &agent).await;
+        let pod = format!("{VMS}/{}", before.1);
+        let held = |gpu: &crds::v1alpha1::GPUStatus| gpu.holders.iter().any(|h| h.pod.as_deref() == Some(pod.as_str()));
+        lab.until_gpu(&devices[0], "the next agent knows whose it is", held).await;
+        lab.until_allocatable(T4, "2").await;
+
+        lab.label(WorkloadMode::Container).await;
+        lab.until_refused(&[&pod, &devices[0]]).await;
+        assert_eq!(deployed(lab).await, labels, "the old mode's labels are there");
+        assert!(lab.drivers().values().all(|driver| driver == "vfio-pci"));
+        assert_eq!(launcher(lab, "vm").await, before, "nothing has happened to the VM");
+        assert_eq!(host_devices(lab, &vm).await, devices);
+
+        kubevirt::delete(&lab.client, "vm").await;
+        lab.until_serving(WorkloadMode::Container).await;
+    });
+}
+
+#[test]
+fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        let node = lab.switch(WorkloadMode::VmPassthrough).await;
+        let group = crate::node::gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
+        // Somebody whom the kubelet knows nothing of.
+        let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
+        lab.until_holder(&holder).await;
+        lab.until_allocatable(T4, "1").await;
+        kubevirt::start_vm(&lab.client, "two", &[T4, T4]).await;
+        let waits = |vm: &DynamicObject| {
+            let conditions = vm.data.pointer("/status/conditions").and_then(serde_json::Value::as_array);
+            let short = format!("Insufficient {T4}");
+            conditions.into_iter().flatten().any(|c| c["message"].as_str().is_some_and(|text| text.contains(&short)))
+        };
+        wait::until(&kubevirt::instances(&lab.client), "two", "one T4 is too few", waits).await;
+        let one = running(lab, "one", &[T4]).await;
+        assert_eq!(host_devices(lab, &one).await, [SECOND_T4]);
+        lab.end(&holder);
+        kubevirt::delete(&lab.client, "one").await;
+        let two = kubevirt::until_phase(&lab.client, "two", "Scheduled").await;
+        assert_eq!(sorted(host_devices(lab, &two).await), [GPU, SECOND_T4]);
+        kubevirt::delete_all(&lab.client).await;
+    });
+}
+
+fn sorted(mut addresses: Vec<String>) -> Vec<String> {
+    addresses.sort_unstable();
+    addresses
+}
