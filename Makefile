@@ -5,7 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test bench nightly demo demo-down install generate
+.PHONY: help deps tools build image check test bench nightly soak demo demo-down install generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,6 +33,9 @@ bench: ## benchmarks of the host library and the device plugin against what they
 
 nightly: ## what is too long for `make test`; STEP=topologies runs one step
 	@tests/nightly.sh $(STEP)
+
+soak: ## 200 restarts of a real kubelet: the devices are back after each (root, five minutes)
+	@tests/soak.sh
 
 demo: ## the main job on a real control plane and a node with a real IOMMU; DOWN=1 ends it by itself, FLIPS=10 measures (root)
 	@tests/demo.sh

@@ -5,10 +5,14 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
+mod chain;
+
 use crate::{
     agent,
     cluster_command::{Target, explain},
+    cuda,
     host_command::{Subject, early, inspect, plan},
+    nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
     telemetry::{LogFormat, init_logs},
@@ -46,6 +50,19 @@ enum Command {
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
+    /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
+    Validate {
+        #[command(subcommand)]
+        check: chain::Validate,
+    },
+    /// Waits until a check has passed on this node; for init containers.
+    Wait(chain::WaitArgs),
+    /// Asks NVML once; the parent has a deadline for it.
+    #[command(name = nvml::COMMAND, hide = true)]
+    Nvml(chain::NvmlArgs),
+    /// Computes on each GPU once; the parent has a deadline for it.
+    #[command(name = cuda::COMMAND, hide = true)]
+    CudaCompute(chain::CudaArgs),
     /// Prints the custom resource definitions, or writes them to a folder.
     Crds {
         #[arg(long)]
@@ -225,6 +242,16 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
+        Command::Validate { check } => runtime()?.block_on(async {
+            chain::validate(check, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::Wait(args) => runtime()?.block_on(async {
+            chain::wait(args, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::Nvml(args) => return Ok(chain::nvml(&args)),
+        Command::CudaCompute(args) => return Ok(chain::cuda(&args)),
         Command::Crds { write } => crds_command(write)?,
         Command::KernelWrite { args } => {
             let code = vfio::kernel::child_main(args);

@@ -6,6 +6,8 @@
 //! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
 //! | [`host_command`] | a host or a described one through `vfio`, reading only |
 //! | [`cluster_command`] | the API server, reading only, with the rights of whoever runs it |
+//! | [`validator`] | what a container of the stack sees, and the host through `vfio`, reading only; its own Node |
+//! | [`nvml`], [`cuda`] | NVIDIA's libraries, in a child process |
 //! | [`cluster`] | kube: apply, events, lease |
 //! | [`cli`] | arguments and environment; nothing else reads them |
 //!
@@ -15,12 +17,15 @@ pub mod agent;
 pub mod cli;
 pub mod cluster;
 pub mod cluster_command;
+pub mod cuda;
 pub mod host_command;
+pub mod nvml;
 pub mod operator;
 pub mod prepare_driver;
 pub mod shutdown;
 pub mod telemetry;
 pub mod terminal;
+pub mod validator;
 
 /// An error and all its causes, in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {

@@ -28,6 +28,11 @@ const WALLS: &[(&str, &[&str], &str)] = &[
         &["vfio::", "crate::agent", "tonic", "Patch::", ".create(", ".delete("],
         "a person's questions are asked of the API server, and change nothing",
     ),
+    (
+        "src/validator",
+        &["crate::operator", "crate::agent", "vfio::testing"],
+        "an init container sees its node and writes its verdict, and decides nothing for others",
+    ),
     ("src/cluster", &["crate::operator", "crate::agent", "vfio::"], "the adapter over kube knows no room above it"),
     ("vfio/src", &["kube::", "tokio::", "crds::"], "the host library knows no cluster and no async runtime"),
     ("crds/src", &["tokio", "kube::Client", "kube::Api", "kube::runtime"], "the contract is values"),

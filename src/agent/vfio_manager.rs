@@ -11,8 +11,8 @@ use crds::{
     v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
-    Binding, Holder, Inventory, Journal, Kernel, KernelError, LinuxKernel, PciAddress, Plan, Root, World, deviations,
-    execute, holders, observe_except, plan,
+    Binding, Holder, Inventory, Journal, Kernel, LinuxKernel, PciAddress, Plan, Root, World, deviations, execute,
+    holders, observe_except, plan,
 };
 
 use super::{
@@ -228,7 +228,7 @@ impl<K: Kernel> VfioManager<K> {
                     work.tried.insert(gpu);
                     touched.insert(group);
                     work.steps.extend(plan.steps.iter().map(|step| format!("{gpu}: {step}")));
-                    match execute(&plan, &mut Awake(&mut self.kernel), &mut self.journal) {
+                    match execute(&plan, &mut self.kernel, &mut self.journal) {
                         Ok(()) => done.push((gpu, binding)),
                         Err(error) => self.failed(gpu, binding, translate::execution(&error), work),
                     }
@@ -356,19 +356,6 @@ struct Work {
     tried: BTreeSet<PciAddress>,
     steps: Vec<String>,
     refusals: BTreeMap<PciAddress, Refusal>,
-}
-
-/// The kernel's door, kept open between two plans of a round: the child behind it is started once.
-struct Awake<'a, K>(&'a mut K);
-
-impl<K: Kernel> Kernel for Awake<'_, K> {
-    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
-        self.0.write(path, value)
-    }
-
-    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
-        self.0.load_module(name)
-    }
 }
 
 fn is_gpu(inventory: &Inventory, id: &str) -> bool {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crds::labels;
-use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -24,7 +24,12 @@ pub enum Error {
     Delete { kind: String, name: String, source: Box<kube::Error> },
 }
 
-/// Applies objects of one namespace, and remembers what it applied: an object is written only when the wish or the live
+/// What can be applied: an object of a kind that is known when this is compiled.
+pub trait Object: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + std::fmt::Debug {}
+
+impl<K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + std::fmt::Debug> Object for K {}
+
+/// Applies objects of one namespace or of none, and remembers what it applied: an object is written only when the wish or the live
 /// object has changed since.
 pub struct Applier {
     client: Client,
@@ -47,12 +52,32 @@ impl Applier {
     /// Guarantees that the live object has every field of `wish`; `live` is what the cache knows of it.
     pub async fn apply<K>(&self, wish: &K, live: Option<&K>) -> Result<(), Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Serialize
-            + DeserializeOwned
-            + Clone
-            + std::fmt::Debug,
+        K: Object<Scope = NamespaceResourceScope>,
     {
+        self.apply_in(Api::namespaced(self.client.clone(), &self.namespace), wish, live).await
+    }
+
+    /// [`Self::apply`], of an object whose kind is not watched: written once, and when the wish changes.
+    pub async fn apply_unwatched<K>(&self, wish: &K) -> Result<(), Error>
+    where
+        K: Object<Scope = NamespaceResourceScope>,
+    {
+        let key = (K::kind(&()).into_owned(), wish.name_any());
+        match self.remembered(&key).is_some_and(|applied| applied.wish == fingerprint(wish)) {
+            true => Ok(()),
+            false => self.apply(wish, None).await,
+        }
+    }
+
+    /// [`Self::apply`], of an object that is in no namespace.
+    pub async fn apply_cluster<K>(&self, wish: &K, live: Option<&K>) -> Result<(), Error>
+    where
+        K: Object<Scope = ClusterResourceScope>,
+    {
+        self.apply_in(Api::all(self.client.clone()), wish, live).await
+    }
+
+    async fn apply_in<K: Object>(&self, api: Api<K>, wish: &K, live: Option<&K>) -> Result<(), Error> {
         let key = (K::kind(&()).into_owned(), wish.name_any());
         let failed = |source| Error::Apply { kind: key.0.clone(), name: key.1.clone(), source: Box::new(source) };
         let hash = fingerprint(wish);
@@ -60,7 +85,6 @@ impl Applier {
         if live.is_some() && self.remembered(&key) == Some(now) {
             return Ok(());
         }
-        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
         let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
         let done = api.patch(&key.1, &params, &Patch::Apply(wish)).await.map_err(failed)?;
         tracing::info!(kind = key.0, name = key.1, "applied");
@@ -71,10 +95,42 @@ impl Applier {
     /// Deletes an object that is wanted no more, if it is still the one that the cache knows. What it owns goes first.
     pub async fn delete<K>(&self, live: &K) -> Result<(), Error>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Clone + std::fmt::Debug,
+        K: Object<Scope = NamespaceResourceScope>,
     {
-        let key = (K::kind(&()).into_owned(), live.name_any());
+        self.delete_in(Api::namespaced(self.client.clone(), &self.namespace), live).await
+    }
+
+    /// [`Self::delete`], of an object that is in no namespace.
+    pub async fn delete_cluster<K>(&self, live: &K) -> Result<(), Error>
+    where
+        K: Object<Scope = ClusterResourceScope>,
+    {
+        self.delete_in(Api::all(self.client.clone()), live).await
+    }
+
+    /// Sees to it that there is no object of ours of this name, without a watch on its kind: asked once, then remembered.
+    pub async fn absent<K>(&self, name: &str) -> Result<(), Error>
+    where
+        K: Object<Scope = NamespaceResourceScope>,
+    {
+        let key = (K::kind(&()).into_owned(), name.to_owned());
+        let absent = Applied { wish: 0, generation: None };
+        if self.remembered(&key) == Some(absent) {
+            return Ok(());
+        }
         let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
+        let failed = |source| Error::Delete { kind: key.0.clone(), name: key.1.clone(), source: Box::new(source) };
+        if let Some(live) = api.get_opt(name).await.map_err(failed)?
+            && live.labels().contains_key(labels::POLICY)
+        {
+            self.delete_in(api, &live).await?;
+        }
+        self.remember(key, absent);
+        Ok(())
+    }
+
+    async fn delete_in<K: Object>(&self, api: Api<K>, live: &K) -> Result<(), Error> {
+        let key = (K::kind(&()).into_owned(), live.name_any());
         let same = Preconditions { uid: live.uid(), resource_version: None };
         match api.delete(&key.1, &DeleteParams::foreground().preconditions(same)).await {
             Ok(_) => tracing::info!(kind = key.0, name = key.1, "deleted: no longer wanted"),

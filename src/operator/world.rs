@@ -8,9 +8,13 @@ use crds::{
     v1alpha1::{GPUNode, GPUVirtConfig},
 };
 use futures::{StreamExt, future::BoxFuture};
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{ConfigMap, Node},
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        core::v1::{ConfigMap, Node, Service},
+        node::v1::RuntimeClass,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -61,7 +65,14 @@ pub struct World {
     pub daemon_sets: Store<DaemonSet>,
     /// All of the operator's namespace, ours and those that a policy names; their values are not kept.
     pub config_maps: Store<ConfigMap>,
+    pub services: Store<Service>,
+    /// All, since one of somebody else may have the name that we would use.
+    pub runtime_classes: Store<RuntimeClass>,
+    /// The Prometheus operator's type, if it is there.
+    pub service_monitor_crd: Store<PartialObjectMeta<CustomResourceDefinition>>,
 }
+
+const SERVICE_MONITOR_CRD: &str = "servicemonitors.monitoring.coreos.com";
 
 impl World {
     /// The caches, and the work that keeps them: to be run for as long as they are used.
@@ -96,14 +107,38 @@ impl World {
         };
         let (daemon_sets, follow_daemon_sets) = {
             let touched = policy_wake(wake);
-            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours, move |_| touched())
+            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| touched())
         };
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);
             let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
             follow_projected((), api, watcher::Config::default(), keys_only, move |_| touched())
         };
-        let world = Self { nodes, gpu_nodes, policies, configs, daemon_sets, config_maps };
+        let (services, follow_services) = {
+            let touched = policy_wake(wake);
+            follow(Api::<Service>::namespaced(client.clone(), namespace), ours, move |_| touched())
+        };
+        let (runtime_classes, follow_runtime_classes) = {
+            let touched = policy_wake(wake);
+            follow(Api::<RuntimeClass>::all(client.clone()), watcher::Config::default(), move |_| touched())
+        };
+        let (service_monitor_crd, follow_service_monitor_crd) = {
+            let touched = policy_wake(wake);
+            let config = watcher::Config::default().fields(&format!("metadata.name={SERVICE_MONITOR_CRD}"));
+            let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
+            follow(api, config, move |_| touched())
+        };
+        let world = Self {
+            nodes,
+            gpu_nodes,
+            policies,
+            configs,
+            daemon_sets,
+            config_maps,
+            services,
+            runtime_classes,
+            service_monitor_crd,
+        };
         let follow = vec![
             follow_nodes,
             follow_gpu_nodes,
@@ -111,6 +146,9 @@ impl World {
             follow_configs,
             follow_daemon_sets,
             follow_config_maps,
+            follow_services,
+            follow_runtime_classes,
+            follow_service_monitor_crd,
         ];
         (world, follow)
     }
@@ -122,7 +160,10 @@ impl World {
         self.policies.wait_until_ready().await?;
         self.configs.wait_until_ready().await?;
         self.daemon_sets.wait_until_ready().await?;
-        self.config_maps.wait_until_ready().await
+        self.config_maps.wait_until_ready().await?;
+        self.services.wait_until_ready().await?;
+        self.runtime_classes.wait_until_ready().await?;
+        self.service_monitor_crd.wait_until_ready().await
     }
 
     /// The newest order that any node has been given. A lease that was deleted counts from one again, and agents refuse

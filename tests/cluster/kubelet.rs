@@ -1,5 +1,8 @@
 //! The agent beside a real kubelet: this host is the node, its PCI devices are described.
 
+mod health;
+mod restarts;
+
 use std::{path::Path, sync::OnceLock};
 
 use crds::{

@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod explain;
+mod hyperconverged;
 mod kubelet;
 mod kubevirt;
 mod labels;
@@ -15,5 +16,6 @@ mod leadership;
 mod modes;
 mod policy;
 mod schema;
+mod stack;
 mod teardown;
 mod uninstall;

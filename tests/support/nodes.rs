@@ -28,6 +28,11 @@ pub async fn create(turn: &Turn, name: &str, labels: &[(&str, &str)]) -> Node {
         "status": {
             "capacity": room,
             "allocatable": room,
+            "nodeInfo": {
+                "architecture": "amd64", "bootID": "", "containerRuntimeVersion": "containerd://2.1.0",
+                "kernelVersion": "6.8.0-45-generic", "kubeProxyVersion": "", "kubeletVersion": "v1.33.0", "machineID": "",
+                "operatingSystem": "linux", "osImage": "Ubuntu 24.04", "systemUUID": "",
+            },
             "conditions": [{
                 "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played by a test",
                 "lastHeartbeatTime": now, "lastTransitionTime": now,

@@ -1,10 +1,6 @@
 //! Tests take turns on one control plane, and each begins on a clean one.
 
-use std::{
-    panic::resume_unwind,
-    sync::{Mutex, OnceLock, PoisonError},
-    thread,
-};
+use std::sync::OnceLock;
 
 use crds::{
     labels,
@@ -16,7 +12,8 @@ use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
         coordination::v1::Lease,
-        core::v1::{ConfigMap, Node, Pod},
+        core::v1::{ConfigMap, Node, Pod, Service},
+        node::v1::RuntimeClass,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -31,6 +28,7 @@ use tempfile::TempDir;
 
 use super::{
     NAMESPACE,
+    alone::alone,
     cluster::{Cluster, source},
     identity, machine,
     program::Program,
@@ -41,7 +39,6 @@ use super::{
 pub const LEASE: &str = "gpuvirt-operator";
 
 static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
-static TURN: Mutex<()> = Mutex::new(());
 
 /// One test's time on the control plane.
 pub struct Turn {
@@ -52,27 +49,13 @@ pub struct Turn {
     pub dir: TempDir,
 }
 
-/// A ClusterPolicy is large, and unoptimized futures hold several of them.
-const STACK: usize = 32 << 20;
-
 /// Runs a test when no other one runs.
 pub fn turn(test: impl AsyncFnOnce(&Turn) + Send) {
-    let _mine = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let run = || {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(2).thread_stack_size(STACK).enable_all().build();
-        runtime.expect("a runtime should be buildable").block_on(async {
-            let turn = Turn::begin().await;
-            test(&turn).await;
-        });
+    let run = async || {
+        let turn = Turn::begin().await;
+        test(&turn).await;
     };
-    let failed = thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
-        thread.expect("a thread should be startable").join().err()
-    });
-    if let Some(panic) = failed {
-        resume_unwind(panic);
-    }
+    alone(run, || {});
 }
 
 impl Turn {
@@ -146,6 +129,11 @@ impl Turn {
         let _ = self.ours::<DaemonSet>().delete_collection(&DeleteParams::background(), &ours).await;
         let _ = self.ours::<ConfigMap>().delete_collection(&DeleteParams::default(), &ours).await;
         remove(&self.ours::<DaemonSet>()).await;
+        let _ = self.all::<RuntimeClass>().delete_collection(&DeleteParams::default(), &ours).await;
+        let services: Api<Service> = self.ours();
+        for service in services.list_metadata(&ours).await.expect("services should be listable") {
+            let _ = services.delete(&service.name_any(), &DeleteParams::default()).await;
+        }
         let at_once = DeleteParams::default().grace_period(0);
         let pods: Api<Pod> = self.ours();
         join_all(list(&pods).await.iter().map(|pod| pods.delete(pod, &at_once))).await;

@@ -208,6 +208,7 @@ impl Description {
         for (name, gpus) in &self.egm {
             let gpus: Vec<_> = gpus.iter().map(|gpu| format!("{gpu}\n")).collect();
             tree.file(Path::new(EGM).join(name).join("gpu_devices"), gpus.concat());
+            tree.file(Path::new("/dev").join(name), "char 250:0");
         }
         if self.iommufd {
             tree.file("/dev/iommu", "char 10:124");

@@ -27,12 +27,6 @@ pub enum ExecuteError {
 /// Success says that the kernel took every write, not that the devices are where they should be:
 /// [`deviations`](crate::verify::deviations) says that.
 pub fn execute(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> Result<(), ExecuteError> {
-    let result = execute_steps(plan, kernel, journal);
-    kernel.rest();
-    result
-}
-
-fn execute_steps(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> Result<(), ExecuteError> {
     let gpu = plan.gpu;
     for step in &plan.steps {
         let failed = |source| ExecuteError::Journal { gpu, step: Box::new(step.clone()), source };

@@ -43,7 +43,7 @@ pub trait Kernel {
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError>;
     /// Loads a module with what it needs; one that is loaded or built in is fine.
     fn load_module(&mut self, name: &str) -> Result<(), KernelError>;
-    /// Said when a plan is through: what was kept ready for its next write may go.
+    /// Said when no write follows for now: what was kept ready for it may go.
     fn rest(&mut self) {}
 }
 
@@ -82,7 +82,8 @@ impl KernelError {
 
 /// The kernel of the host below a root directory.
 ///
-/// The child starts with the first write of a plan, serves all of them, and ends with the plan.
+/// The child starts with the first write, serves all that follow, also those of further plans, and ends with
+/// [`rest`](Kernel::rest), or with this.
 pub struct LinuxKernel {
     host_root: PathBuf,
     helper: PathBuf,

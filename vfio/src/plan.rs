@@ -182,8 +182,14 @@ fn unit<'a>(inventory: &'a Inventory, gpu: &Gpu<'a>) -> Vec<&'a Function> {
 fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
     let mut loads = Vec::new();
     let mut steps = Vec::new();
-    for function in unit.iter().filter(|function| !function.on_vfio()) {
+    for function in unit {
         let address = function.address;
+        if let Some(driver) = function.driver.clone().filter(|_| function.on_vfio()) {
+            if is_promised_back(world.journal, function) {
+                steps.push(Step::SetOverride { address, driver });
+            }
+            continue;
+        }
         let target = world.inventory.vfio_driver(function);
         let load = Step::LoadModule { module: target.module.clone() };
         if !world.inventory.facts.drivers.contains(&target.name) && !loads.contains(&load) {
@@ -200,6 +206,14 @@ fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {
     }
     loads.append(&mut steps);
     loads
+}
+
+/// A release that ended after its first step has left a function on VFIO and reserved for the driver that it came from.
+fn is_promised_back(journal: &Journal, function: &Function) -> bool {
+    match journal.origin(function) {
+        Some(Origin::Driver(origin)) => function.driver_override.as_ref() == Some(origin),
+        Some(Origin::Unbound | Origin::Adopted | Origin::Lost) | None => false,
+    }
 }
 
 /// What has to be noted before a function is taken; `None` when that stands in the journal already.

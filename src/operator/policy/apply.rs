@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     Context, Error,
-    build::Operands,
+    build::{MONITOR, Operands, ServiceMonitor},
     dereference::Dereferenced,
     status::{Judgement, READY, config_status, policy_status},
 };
@@ -31,13 +31,37 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     for wanted in &operands.config_maps {
         applier.apply(wanted, named(&live.config_maps, wanted)).await?;
     }
+    for wanted in &operands.runtime_classes {
+        let there = named(&live.runtime_classes, wanted);
+        // An admin's own class of that name does the same, and its handler cannot be changed.
+        if there.is_none_or(|class| class.labels().contains_key(labels::POLICY)) {
+            applier.apply_cluster(wanted, there).await?;
+        }
+    }
+    for wanted in &operands.services {
+        applier.apply(wanted, named(&live.services, wanted)).await?;
+    }
     for wanted in &operands.daemon_sets {
         applier.apply(wanted, named(&live.daemon_sets, wanted)).await?;
+    }
+    match &operands.monitor {
+        Some(wanted) => applier.apply_unwatched(wanted).await?,
+        None if live.service_monitors && !operands.kept.contains(&MONITOR) => {
+            applier.absent::<ServiceMonitor>(MONITOR).await?;
+        }
+        None => {}
     }
     let kept = |name: String| operands.kept.iter().any(|kept| *kept == name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
     for surplus in surplus.filter(|live| !kept(live.name_any())) {
         applier.delete(surplus.as_ref()).await?;
+    }
+    let surplus = live.services.iter().filter(|live| named(&operands.services, live.as_ref()).is_none());
+    for surplus in surplus.filter(|live| !kept(live.name_any())) {
+        applier.delete(surplus.as_ref()).await?;
+    }
+    for surplus in ours(&live.runtime_classes).filter(|live| named(&operands.runtime_classes, *live).is_none()) {
+        applier.delete_cluster(surplus).await?;
     }
     // A pod that is still ending keeps its mounts: only a DaemonSet that has gone gives its ConfigMaps free.
     if live.daemon_sets.len() <= operands.daemon_sets.len() {
@@ -47,6 +71,11 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
         }
     }
     Ok(())
+}
+
+/// Those that the operator has made.
+pub(super) fn ours<K: ResourceExt>(objects: &[std::sync::Arc<K>]) -> impl Iterator<Item = &K> {
+    objects.iter().map(AsRef::as_ref).filter(|object| object.labels().contains_key(labels::POLICY))
 }
 
 fn named<'a, K: ResourceExt, T: std::borrow::Borrow<K>>(objects: &'a [T], like: &K) -> Option<&'a K> {

@@ -10,7 +10,11 @@ use crds::{
     v1::ClusterPolicy,
     v1alpha1::{CONFIG_NAME, GPUNode, GPUVirtConfigSpec},
 };
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, Service},
+    node::v1::RuntimeClass,
+};
 use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
 
 use crate::operator::world::World;
@@ -30,6 +34,11 @@ pub struct Dereferenced {
     pub daemon_sets: Vec<Arc<DaemonSet>>,
     /// Ours alone.
     pub config_maps: Vec<Arc<ConfigMap>>,
+    /// Ours alone.
+    pub services: Vec<Arc<Service>>,
+    /// All there are: one that is not ours is left alone.
+    pub runtime_classes: Vec<Arc<RuntimeClass>>,
+    pub service_monitors: bool,
     /// All of the operator's namespace, with their keys.
     pub keys: BTreeMap<String, BTreeSet<String>>,
 }
@@ -80,6 +89,9 @@ pub fn dereference(world: &World) -> Dereferenced {
         all_read: gpu_nodes.len() == guarded.len(),
         gpu_nodes,
         daemon_sets: world.daemon_sets.state(),
+        services: world.services.state(),
+        runtime_classes: world.runtime_classes.state(),
+        service_monitors: world.service_monitor_crd.state().iter().any(|crd| crd.metadata.deletion_timestamp.is_none()),
         keys: config_maps.iter().map(|map| (map.name_any(), keys(map))).collect(),
         config_maps: config_maps.into_iter().filter(|map| map.labels().contains_key(labels::POLICY)).collect(),
     }

@@ -56,5 +56,6 @@ pub(super) async fn facts(
         systems: found.operating_systems(),
         runtimes: runtimes.of(client, world, found).await?,
         config_maps: found.keys.clone(),
+        service_monitors: found.service_monitors,
     })
 }

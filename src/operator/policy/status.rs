@@ -1,6 +1,6 @@
 //! What became of a policy: `ready` only when it is. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crds::{
     WorkloadMode,
@@ -105,11 +105,11 @@ fn waiting(name: String, [desired, updated, ready]: [i32; 3], message: String) -
 /// Nodes whose deploy labels ask for the operand; `None` for one that is not gated.
 fn asking(wanted: &DaemonSet, nodes: &BTreeMap<String, BTreeMap<String, String>>) -> Option<i32> {
     let selector = wanted.spec.as_ref()?.template.spec.as_ref()?.node_selector.as_ref()?;
-    let gates: BTreeSet<&String> = selector.keys().filter(|key| key.starts_with(labels::DEPLOY_PREFIX)).collect();
-    if gates.is_empty() {
+    if !selector.keys().any(|key| key.starts_with(labels::DEPLOY_PREFIX)) {
         return None;
     }
-    let asks = |node: &BTreeMap<String, String>| gates.iter().all(|gate| node.get(*gate).is_some_and(|v| v == "true"));
+    // The whole selector: MPS asks for more than its gate.
+    let asks = |node: &BTreeMap<String, String>| selector.iter().all(|(key, value)| node.get(key) == Some(value));
     i32::try_from(nodes.values().filter(|node| asks(node)).count()).ok()
 }
 

@@ -138,6 +138,22 @@ fn nothing_scheduled_is_not_the_same_as_nothing_asked_for() {
 }
 
 #[test]
+fn an_operand_that_asks_for_more_than_its_gate_is_not_missed_where_a_node_has_only_the_gate() {
+    let mut world = World::well();
+    let pod = world.driver.spec.as_mut().unwrap().template.spec.as_mut().unwrap();
+    pod.node_selector.as_mut().unwrap().insert("nvidia.com/mps.capable".to_owned(), "true".to_owned());
+    *world.driver_status() = DaemonSetStatus {
+        observed_generation: Some(2),
+        updated_number_scheduled: Some(0),
+        ..DaemonSetStatus::default()
+    };
+    assert!(world.verdict().holds, "no node is capable of MPS");
+    let node = world.labels.get_mut("n1").unwrap();
+    node.insert("nvidia.com/mps.capable".to_owned(), "true".to_owned());
+    assert!(not_ready(&world).message.contains("modes of 1 ask for it"));
+}
+
+#[test]
 fn a_node_that_does_not_serve_its_mode_gives_its_reason() {
     let mut world = World::well();
     let operator = world.operator();

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{Context, Error, apply, dereference::dereference, status};
+use super::{Context, Error, apply, build, dereference::dereference, status};
 use crate::{
     cluster::gone,
     operator::{
@@ -76,6 +76,15 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
     }
     for live in &dereferenced.config_maps {
         context.applier.delete(live.as_ref()).await?;
+    }
+    for live in &dereferenced.services {
+        context.applier.delete(live.as_ref()).await?;
+    }
+    for live in apply::ours(&dereferenced.runtime_classes) {
+        context.applier.delete_cluster(live).await?;
+    }
+    if dereferenced.service_monitors {
+        context.applier.absent::<build::ServiceMonitor>(build::MONITOR).await?;
     }
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;

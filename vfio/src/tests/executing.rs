@@ -19,6 +19,21 @@ fn bring(machine: &Machine, journal: &mut Journal, gpu: &str, binding: Binding) 
 }
 
 #[test]
+fn a_release_that_ended_after_its_reservation_can_be_taken_back() {
+    let machine = Machine::described("rtx-4000");
+    let (gpu, mut journal) = ("0000:52:00.0", Journal::in_memory());
+    bring(&machine, &mut journal, gpu, Binding::Vfio);
+    let bound = drivers(&machine);
+    let mut plan = View::of(&machine).plan(&journal, gpu, Binding::Host).unwrap();
+    plan.steps.truncate(1);
+    assert_eq!(steps(&plan), ["reserve 0000:52:00.0 for nvidia"]);
+    execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
+    assert_ne!(drivers(&machine), bound);
+    bring(&machine, &mut journal, gpu, Binding::Vfio);
+    assert_eq!(drivers(&machine), bound);
+}
+
+#[test]
 fn to_vfio_and_back_restores_every_driver() {
     for (machine, gpu) in [
         ("rtx-4000", "0000:52:00.0"),

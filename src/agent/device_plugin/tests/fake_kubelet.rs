@@ -52,10 +52,23 @@ impl Seen {
 
 type World = BTreeMap<String, Seen>;
 
+/// What a slow kubelet is not yet at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    Nothing,
+    /// It has not answered `Register`.
+    Answer,
+    /// It has not opened the list.
+    List,
+    /// It refuses to register anything so many times.
+    Refuses(u32),
+}
+
 pub(super) struct FakeKubelet {
     runtime: Option<tokio::runtime::Runtime>,
     world: watch::Receiver<World>,
     hang_up: watch::Sender<u32>,
+    held: Arc<watch::Sender<Held>>,
     dir: PathBuf,
 }
 
@@ -70,13 +83,19 @@ impl FakeKubelet {
     }
 
     pub(super) fn start_without_wiping(dir: &Path) -> Self {
+        Self::start_slow(dir, Held::Nothing)
+    }
+
+    /// One that takes its time until [`FakeKubelet::let_go`].
+    pub(super) fn start_slow(dir: &Path, held: Held) -> Self {
         let socket = dir.join("kubelet.sock");
         let _ = std::fs::remove_file(&socket);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let world = Arc::new(watch::Sender::new(World::new()));
         let receiver = world.subscribe();
         let hang_up = watch::Sender::new(0);
-        let service = Registry { dir: dir.to_owned(), world, hang_up: hang_up.subscribe() };
+        let held = Arc::new(watch::Sender::new(held));
+        let service = Registry { dir: dir.to_owned(), world, hang_up: hang_up.subscribe(), held: held.clone() };
         let listener = {
             let _in_runtime = runtime.enter();
             UnixListener::bind(&socket).unwrap()
@@ -86,7 +105,7 @@ impl FakeKubelet {
                 .add_service(RegistrationServer::new(service))
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
-        Self { runtime: Some(runtime), world: receiver, hang_up, dir: dir.to_owned() }
+        Self { runtime: Some(runtime), world: receiver, hang_up, held, dir: dir.to_owned() }
     }
 
     /// Dies, and is dead when this returns. Its socket stays, with nobody behind it.
@@ -99,6 +118,10 @@ impl FakeKubelet {
     /// Closes every plugin's list, as the real one does when another plugin takes a name over.
     pub(super) fn hang_up(&self) {
         self.hang_up.send_modify(|times| *times += 1);
+    }
+
+    pub(super) fn let_go(&self) {
+        self.held.send_replace(Held::Nothing);
     }
 
     pub(super) fn seen(&self, resource: &str) -> Seen {
@@ -131,12 +154,23 @@ struct Registry {
     dir: PathBuf,
     world: Arc<watch::Sender<World>>,
     hang_up: watch::Receiver<u32>,
+    held: Arc<watch::Sender<Held>>,
 }
 
 #[tonic::async_trait]
 impl Registration for Registry {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
+        let refuse = |held: &mut Held| match held {
+            Held::Refuses(times @ 1..) => {
+                *times -= 1;
+                true
+            }
+            Held::Refuses(0) | Held::Nothing | Held::Answer | Held::List => false,
+        };
+        if self.held.send_if_modified(refuse) {
+            return Err(Status::unavailable("not yet"));
+        }
         let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         let mut plugin = dial(self.dir.join(&request.endpoint)).await.map_err(unavailable)?;
         let options = plugin.get_device_plugin_options(Empty {}).await?.into_inner();
@@ -152,7 +186,9 @@ impl Registration for Registry {
         });
         let mut hang_up = self.hang_up.clone();
         hang_up.mark_unchanged();
+        let mut held = self.held.subscribe();
         tokio::spawn(async move {
+            let _ = held.wait_for(|held| *held != Held::List).await;
             let mut lists = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
             loop {
                 let list = tokio::select! {
@@ -168,6 +204,7 @@ impl Registration for Registry {
             drop((lists, plugin));
             change(&|seen| seen.connected = false);
         });
+        let _ = self.held.subscribe().wait_for(|held| *held != Held::Answer).await;
         Ok(Response::new(Empty {}))
     }
 }

@@ -149,6 +149,32 @@ async fn nothing_leaks_between_the_containers_of_one_request() {
 }
 
 #[tokio::test]
+async fn a_request_that_comes_before_the_list_was_read_is_answered() {
+    let node = Node::start();
+    let kubelet = FakeKubelet::start_slow(node.path(), Held::List);
+    node.offer(&[(T4, &[1, 2])]);
+    kubelet.until(T4, "a registration", |seen| seen.registrations == 1).await;
+
+    let answer = allocate(&kubelet, T4, &[&[2]]).await.unwrap();
+
+    assert!(answer.container_responses[0].envs.values().eq([&id(2)]), "{answer:?}");
+    assert_eq!(kubelet.seen(T4).lists.len(), 0);
+}
+
+#[tokio::test]
+async fn a_device_that_never_was_is_refused_in_words() {
+    let node = Node::start();
+    let kubelet = node.kubelet();
+    node.offer(&[(T4, &[1, 2])]);
+    node.until_registered(T4).await;
+
+    let refusal = allocate(&kubelet, T4, &[&[1], &[7]]).await.unwrap_err();
+
+    assert_eq!(refusal.code(), Code::FailedPrecondition);
+    assert!(refusal.message().contains("device 0000:07:00.0 is not offered"), "{refusal:?}");
+}
+
+#[tokio::test]
 async fn a_device_that_left_the_offer_is_refused_in_words() {
     let node = Node::start();
     let kubelet = node.kubelet();

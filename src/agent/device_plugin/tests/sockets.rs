@@ -36,6 +36,48 @@ async fn a_socket_with_no_kubelet_behind_it_is_named_until_a_kubelet_takes_its_p
 }
 
 #[tokio::test]
+async fn nothing_is_registered_before_the_first_offer() {
+    let node = Node::start();
+    let kubelet = node.kubelet();
+    assert_eq!(node.own_sockets(), [] as [String; 0]);
+    node.offer(&[(T4, &[1, 2])]);
+    let seen = kubelet.until(T4, "the devices", |seen| !seen.lists.is_empty()).await;
+    assert_eq!(seen.lists, [seen.lists[0].clone()]);
+    assert_eq!(seen.ids(), [id(1), id(2)], "the first list is the whole one");
+}
+
+#[tokio::test]
+async fn a_slow_kubelet_is_waited_for_and_counts_as_registered_only_when_it_reads() {
+    for held in [Held::Answer, Held::List] {
+        let node = Node::that_never_retries();
+        let kubelet = FakeKubelet::start_slow(node.path(), held);
+        node.offer(&[(T4, &[1])]);
+        kubelet.until(T4, "a registration", |seen| seen.registrations == 1).await;
+        assert!(!node.plugins.subscribe().borrow().get(&name(T4)).is_some_and(|state| state.registered), "{held:?}");
+        kubelet.let_go();
+        node.until_registered(T4).await;
+        assert_eq!(kubelet.seen(T4).registrations, 1, "{held:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_new_kubelet_does_not_pay_for_the_failures_of_the_one_before() {
+    let node = Node::that_retries(Backoff::new(Duration::from_millis(10), Duration::from_secs(86_400)));
+    // The pauses add up to a second and a quarter, and the next one would last longer than all of them.
+    let first = FakeKubelet::start_slow(node.path(), Held::Refuses(7));
+    node.offer(&[(T4, &[1])]);
+    node.until_registered(T4).await;
+
+    first.kill();
+    node.until_state(T4, "unregistered", |state| state.is_some_and(|state| !state.registered)).await;
+    let second = FakeKubelet::start_slow(node.path(), Held::Refuses(1));
+    let began = std::time::Instant::now();
+    second.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
+
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
 async fn a_kubelet_that_restarts_and_wipes_gets_every_resource_again() {
     let node = Node::start();
     let first = node.kubelet();
@@ -138,6 +180,25 @@ async fn a_directory_that_is_removed_and_made_again_is_served_again() {
     let second = FakeKubelet::start(&dir);
 
     second.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
+}
+
+#[tokio::test]
+async fn the_kubelets_notes_are_told_of_and_nothing_else_of_its_directory_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let noted = Arc::new(tokio::sync::Notify::new());
+    let changes = watch::Sender::new(0);
+    let mut followed = changes.subscribe();
+    let following = super::super::directory::Directory::new(dir.path().to_owned()).follow(changes, noted.clone());
+    let _following = tokio::spawn(following);
+    // It looks once the watch is set.
+    followed.changed().await.unwrap();
+    std::fs::write(dir.path().join(".tmp"), "").unwrap();
+    std::fs::write(dir.path().join("kubelet.sock"), "").unwrap();
+    followed.changed().await.unwrap();
+    let early = tokio::time::timeout(Duration::ZERO, noted.notified()).await;
+    assert!(early.is_err(), "no notes yet");
+    std::fs::rename(dir.path().join(".tmp"), dir.path().join("kubelet_internal_checkpoint")).unwrap();
+    noted.notified().await;
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ pub(super) fn daemon_set(settings: &Settings, installation: &Installation) -> Da
             // A new agent takes over from the old one's journal; GPUs are not touched by its restart.
             rollout: Rollout::Rolling { max_unavailable: IntOrString::String("10%".to_owned()) },
             labels: &[],
-            annotations: &[],
+            annotations: BTreeMap::new(),
             pod: pod(settings, installation),
         },
         settings,

@@ -1,15 +1,30 @@
 //! Operands from validated settings: pure, and they cannot fail. One file an operand.
 
 mod agent;
+mod config_manager;
+mod dcgm;
+mod device_plugin;
 mod driver;
+mod gfd;
+mod mig;
+mod monitor;
 #[cfg(test)]
 mod parity;
 mod pod;
+mod runtime_classes;
+mod stack;
 #[cfg(test)]
 mod tests;
+mod toolkit;
+mod validator;
 
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, Service},
+    node::v1::RuntimeClass,
+};
 
+pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
 use super::validate::{Settings, Wish};
 
 /// How this operator runs: what its operands take over from it.
@@ -22,11 +37,14 @@ pub struct Installation {
     pub log_level: String,
 }
 
-/// Everything that a policy asks for in the operator's namespace.
+/// Everything that a policy asks for: in the operator's namespace, and the runtime classes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Operands {
     pub config_maps: Vec<ConfigMap>,
     pub daemon_sets: Vec<DaemonSet>,
+    pub services: Vec<Service>,
+    pub runtime_classes: Vec<RuntimeClass>,
+    pub monitor: Option<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
     pub kept: Vec<&'static str>,
 }
@@ -35,13 +53,56 @@ pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
-    match &settings.driver {
-        Wish::Wanted(driver) => {
-            operands.config_maps.push(driver::startup_probe_script(settings, installation));
-            operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
-        }
-        Wish::NotWanted => {}
-        Wish::Unknown => operands.kept.extend([driver::NAME, driver::PROBE_SCRIPT]),
+    let stacked = &settings.stacked;
+    operands.add(&settings.driver, &[driver::NAME, driver::PROBE_SCRIPT], |operands, driver| {
+        operands.config_maps.push(driver::startup_probe_script(settings, installation));
+        operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+    });
+    if stacked.any {
+        operands.runtime_classes = runtime_classes::runtime_classes(settings);
+        operands.daemon_sets.push(validator::daemon_set(settings, installation));
     }
+    operands.add(&stacked.toolkit, &[toolkit::NAME, toolkit::ENTRYPOINT], |operands, toolkit| {
+        operands.config_maps.push(toolkit::script(settings, installation));
+        operands.daemon_sets.push(toolkit::daemon_set(settings, toolkit, installation));
+    });
+    let plugin = [device_plugin::NAME, device_plugin::ENTRYPOINT, device_plugin::MPS];
+    operands.add(&stacked.device_plugin, &plugin, |operands, plugin| {
+        operands.config_maps.push(device_plugin::script(settings, installation));
+        operands.daemon_sets.push(device_plugin::daemon_set(settings, plugin, installation));
+        operands.daemon_sets.push(device_plugin::mps(settings, plugin, installation));
+    });
+    operands.add(&stacked.gfd, &[gfd::NAME], |operands, gfd| {
+        operands.daemon_sets.push(gfd::daemon_set(settings, gfd, installation));
+    });
+    operands.add(&stacked.dcgm, &[dcgm::NAME], |operands, dcgm| {
+        operands.daemon_sets.push(dcgm::daemon_set(settings, dcgm, installation));
+        operands.services.push(dcgm::service(settings, installation));
+    });
+    operands.add(&stacked.dcgm_exporter, &[dcgm::EXPORTER], |operands, exporter| {
+        operands.daemon_sets.push(dcgm::exporter(settings, exporter, installation));
+        operands.services.push(dcgm::exporter_service(settings, exporter, installation));
+        operands.monitor =
+            exporter.monitor.as_ref().map(|monitor| monitor::of_exporter(settings, monitor, installation));
+    });
+    operands.add(
+        &stacked.mig_manager,
+        &[mig::NAME, mig::ENTRYPOINT, mig::LAYOUTS, mig::CLIENTS],
+        |operands, manager| {
+            operands.config_maps.extend(mig::config_maps(settings, manager, installation));
+            operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
+        },
+    );
     operands
+}
+
+impl Operands {
+    /// `names` of everything that `build` makes.
+    fn add<T>(&mut self, wish: &Wish<T>, names: &[&'static str], build: impl FnOnce(&mut Self, &T)) {
+        match wish {
+            Wish::Wanted(wanted) => build(self, wanted),
+            Wish::NotWanted => {}
+            Wish::Unknown => self.kept.extend(names),
+        }
+    }
 }

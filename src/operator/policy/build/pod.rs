@@ -7,8 +7,8 @@ use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
         core::v1::{
-            EnvVar, EnvVarSource, HostPathVolumeSource, LocalObjectReference, ObjectFieldSelector, PodSpec,
-            PodTemplateSpec, SecurityContext, Volume, VolumeMount,
+            ConfigMapVolumeSource, EnvVar, EnvVarSource, HostPathVolumeSource, KeyToPath, LocalObjectReference,
+            ObjectFieldSelector, PodSpec, PodTemplateSpec, SELinuxOptions, SecurityContext, Volume, VolumeMount,
         },
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
@@ -25,7 +25,7 @@ pub(super) struct Operand<'a> {
     pub node_selector: BTreeMap<String, String>,
     pub rollout: Rollout,
     pub labels: &'a [(&'a str, &'a str)],
-    pub annotations: &'a [(&'a str, &'a str)],
+    pub annotations: BTreeMap<String, String>,
     pub pod: PodSpec,
 }
 
@@ -33,12 +33,10 @@ pub(super) struct Operand<'a> {
 pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation: &Installation) -> DaemonSet {
     let mut own = own_labels(operand.name, operand.component, settings);
     own.extend(owned(operand.labels));
-    let mut selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
-    // Users select two of the peer's operands by both.
-    selector.extend(owned(operand.labels).filter(|(key, _)| key == labels::APP_PART_OF));
+    let selector: BTreeMap<String, String> = [(labels::APP.to_owned(), operand.name.to_owned())].into();
     let mut pod_labels = settings.common.labels.clone();
     pod_labels.extend(own.clone());
-    let mut annotations: BTreeMap<String, String> = owned(operand.annotations).collect();
+    let mut annotations = operand.annotations;
     annotations.extend(settings.common.annotations.clone());
     let common = &settings.common;
     let pod = PodSpec {
@@ -69,6 +67,18 @@ pub(super) fn daemon_set(operand: Operand<'_>, settings: &Settings, installation
             ..DaemonSetSpec::default()
         }),
         status: None,
+    }
+}
+
+/// Two of the peer's operands are selected by what they are part of, too.
+pub(super) fn part_of(set: &mut DaemonSet, what: &str) {
+    let put = |labels: &mut Option<BTreeMap<String, String>>| {
+        labels.get_or_insert_default().insert(labels::APP_PART_OF.to_owned(), what.to_owned());
+    };
+    put(&mut set.metadata.labels);
+    if let Some(spec) = set.spec.as_mut() {
+        put(&mut spec.selector.match_labels);
+        put(&mut spec.template.metadata.get_or_insert_default().labels);
     }
 }
 
@@ -152,6 +162,38 @@ pub(super) fn mount(volume: &str, path: &str, propagation: Option<&str>) -> Volu
         mount_path: path.to_owned(),
         mount_propagation: propagation.map(str::to_owned),
         ..VolumeMount::default()
+    }
+}
+
+pub(super) fn read_only(mount: VolumeMount) -> VolumeMount {
+    VolumeMount { read_only: Some(true), ..mount }
+}
+
+/// One file of a volume.
+pub(super) fn sub_path(mount: VolumeMount, file: &str) -> VolumeMount {
+    VolumeMount { sub_path: Some(file.to_owned()), ..mount }
+}
+
+/// `items`: key and file, all keys when empty.
+pub(super) fn config_map(volume: &str, name: &str, mode: Option<i32>, items: &[(&str, &str)]) -> Volume {
+    let items =
+        items.iter().map(|(key, path)| KeyToPath { key: (*key).to_owned(), path: (*path).to_owned(), mode: None });
+    Volume {
+        name: volume.to_owned(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: name.to_owned(),
+            default_mode: mode,
+            items: Some(items.collect::<Vec<_>>()).filter(|items| !items.is_empty()),
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}
+
+pub(super) fn privileged_s0() -> SecurityContext {
+    SecurityContext {
+        se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
+        ..privileged()
     }
 }
 

@@ -19,7 +19,17 @@ pub(super) fn installation() -> Installation {
 
 fn policy() -> ClusterPolicy {
     let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
-    policy.spec.driver.component.container.image = ImageSpec {
+    let spec = &mut policy.spec;
+    for component in [
+        &mut spec.toolkit.component,
+        &mut spec.device_plugin.component,
+        &mut spec.dcgm_exporter.component,
+        &mut spec.gfd,
+        &mut spec.mig_manager.component,
+    ] {
+        component.enabled = Some(false);
+    }
+    spec.driver.component.container.image = ImageSpec {
         repository: Some("nvcr.io/nvidia".to_owned()),
         image: Some("driver".to_owned()),
         version: Some("595.91.07".to_owned()),

@@ -4,8 +4,10 @@ mod common;
 mod container;
 mod driver;
 mod facts;
+mod stack;
 #[cfg(test)]
 mod tests;
+mod toolkit;
 
 use crds::{
     labels,
@@ -17,9 +19,11 @@ use kube::ResourceExt;
 
 pub use self::{
     common::{Common, Rollout},
-    container::Image,
+    container::{Container, Image},
     driver::{Driver, Files, Rdma, Sidecar, Source, Subscription},
     facts::{Facts, Runtime},
+    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    toolkit::{HostFile, Toolkit},
 };
 use crate::operator::node::{
     gates,
@@ -41,6 +45,8 @@ pub struct Settings {
     pub common: Common,
     pub agent: Agent,
     pub driver: Wish<Driver>,
+    pub stack: Stack,
+    pub stacked: Stacked,
 }
 
 /// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
@@ -102,6 +108,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
     problems.extend(without_effect(config));
     let driver = Wish::or_problem(driver::driver(spec, facts), &mut problems);
+    let stack = stack::stack(spec, facts, &mut problems);
+    let stacked = stack::stacked(spec, facts, &mut problems);
     let settings = Settings {
         policy: policy.name_any(),
         common: common::common(&spec.daemonsets, &spec.host_paths),
@@ -111,6 +119,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
             resources: (&spec.vfio_manager.component.container.resources).into(),
         },
         driver,
+        stack,
+        stacked,
     };
     Validated { settings, problems }
 }
@@ -145,12 +155,6 @@ fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
     let sandbox = spec.sandbox_workloads.is_enabled();
     let kata = spec.sandbox_workloads.mode == SandboxMode::Kata;
     let asked = [
-        ("toolkit", spec.toolkit.component.is_enabled(true)),
-        ("devicePlugin", spec.device_plugin.component.is_enabled(true)),
-        ("dcgm", spec.dcgm.component.is_enabled(false)),
-        ("dcgmExporter", spec.dcgm_exporter.component.is_enabled(true)),
-        ("gfd", spec.gfd.is_enabled(true)),
-        ("migManager", spec.mig_manager.component.is_enabled(true)),
         ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
         ("vgpuManager", sandbox && spec.vgpu_manager.component.is_enabled(false)),
         ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),

@@ -90,9 +90,9 @@ fn nodes_of_two_operating_systems_are_a_problem_that_names_both() {
 
 #[test]
 fn an_operand_that_is_not_built_is_named() {
-    let validated = checked(|spec| spec.toolkit.component.enabled = None);
+    let validated = checked(|spec| spec.node_status_exporter.enabled = Some(true));
     assert_eq!(validated.problems[0].reason, "OperandNotSupported");
-    assert!(validated.problems[0].message.contains("toolkit"), "{}", validated.problems[0].message);
+    assert!(validated.problems[0].message.contains("nodeStatusExporter"), "{}", validated.problems[0].message);
 }
 
 #[test]
@@ -154,4 +154,87 @@ fn files_of_a_config_map_are_mounted_one_by_one_where_the_distribution_looks_for
     assert_eq!(path, "/etc/apt/sources.list.d/custom.list");
     facts.systems = ["talos1.11".to_owned()].into();
     assert_eq!(validate(&policy, &GPUVirtConfigSpec::default(), &facts).problems[0].reason, "UnknownDistribution");
+}
+
+fn with_stack(change: impl FnOnce(&mut ClusterPolicySpec), runtimes: &[&str]) -> Validated {
+    let mut policy = valid();
+    let image = ImageSpec { image: Some("registry.example/image:1".to_owned()), ..ImageSpec::default() };
+    for component in [
+        &mut policy.spec.toolkit.component,
+        &mut policy.spec.device_plugin.component,
+        &mut policy.spec.gfd,
+        &mut policy.spec.mig_manager.component,
+    ] {
+        component.enabled = None;
+        component.container.image = image.clone();
+    }
+    change(&mut policy.spec);
+    let mut facts = ubuntu();
+    facts.runtimes = runtimes.iter().map(|version| (*version).to_owned()).collect();
+    facts.config_maps.insert("configs".to_owned(), ["any".to_owned()].into());
+    validate(&policy, &GPUVirtConfigSpec::default(), &facts)
+}
+
+#[test]
+fn a_stack_with_which_nothing_is_wrong_has_no_problem() {
+    let validated = with_stack(|_| {}, &["containerd://2.1.0"]);
+    assert_eq!(validated.problems, []);
+    assert!(matches!(validated.settings.stacked.toolkit, Wish::Wanted(_)));
+}
+
+#[test]
+fn the_toolkit_waits_for_the_first_node_and_the_rest_does_not() {
+    let validated = with_stack(|_| {}, &[]);
+    assert_eq!(validated.problems, []);
+    assert_eq!(validated.settings.stacked.toolkit, Wish::Unknown);
+    assert!(matches!(validated.settings.stacked.device_plugin, Wish::Wanted(_)));
+}
+
+#[test]
+fn two_runtimes_and_an_unknown_one_are_a_problem_that_names_them() {
+    for runtimes in [&["containerd://2.1.0", "cri-o://1.33"][..], &["frisbee://1"]] {
+        let problems = with_stack(|_| {}, runtimes).problems;
+        assert_eq!(problems[0].reason, "ContainerRuntimeNotSupported");
+        assert!(runtimes.iter().all(|runtime| problems[0].message.contains(runtime)), "{}", problems[0].message);
+    }
+}
+
+#[test]
+fn the_nri_plugin_needs_cdi_and_the_toolkit() {
+    let problem = |change: fn(&mut ClusterPolicySpec)| with_stack(change, &["containerd://2.1.0"]).problems.remove(0);
+    let without_cdi = problem(|spec| (spec.cdi.nri_plugin_enabled, spec.cdi.enabled) = (true, false));
+    assert!(without_cdi.message.contains("it needs spec.cdi.enabled"), "{}", without_cdi.message);
+    let without_toolkit =
+        problem(|spec| (spec.cdi.nri_plugin_enabled, spec.toolkit.component.enabled) = (true, Some(false)));
+    assert!(without_toolkit.message.contains("spec.toolkit.enabled"), "{}", without_toolkit.message);
+}
+
+#[test]
+fn a_configuration_that_is_no_key_is_one_problem_and_what_runs_stays() {
+    let named = |default: &str| {
+        let default = default.to_owned();
+        with_stack(
+            |spec| {
+                spec.device_plugin.config.name = Some("configs".to_owned());
+                spec.device_plugin.config.default = Some(default);
+            },
+            &["containerd://2.1.0"],
+        )
+    };
+    assert_eq!(named("any").problems, []);
+    let validated = named("some");
+    assert_eq!(validated.problems.len(), 1, "the plugin and feature discovery fail for one reason");
+    assert!(validated.problems[0].message.contains("ConfigMap configs has no key some: it has any"));
+    assert_eq!(validated.settings.stacked.device_plugin, Wish::Unknown);
+}
+
+#[test]
+fn a_file_of_the_runtime_must_be_an_absolute_path() {
+    let env = |value: &str| crds::v1::EnvVar { name: "CONTAINERD_CONFIG".to_owned(), value: value.to_owned() };
+    let with = |value: &str| {
+        let env = env(value);
+        with_stack(|spec| spec.toolkit.component.container.env = vec![env], &["containerd://2.1.0"])
+    };
+    assert_eq!(with("/var/lib/rancher/k3s/agent/etc/containerd/config.toml").problems, []);
+    assert_eq!(with("config.toml").problems[0].reason, "InvalidToolkitFile");
 }

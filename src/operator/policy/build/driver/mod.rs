@@ -12,7 +12,7 @@ use k8s_openapi::{
         apps::v1::DaemonSet,
         core::v1::{
             Affinity, ConfigMap, Container, EnvFromSource, ExecAction, Lifecycle, LifecycleHandler, PodAffinityTerm,
-            PodAntiAffinity, PodSpec, Probe, SELinuxOptions, SecretEnvSource, SecurityContext, VolumeMount,
+            PodAntiAffinity, PodSpec, Probe, SecretEnvSource,
         },
     },
     apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta},
@@ -21,7 +21,8 @@ use k8s_openapi::{
 use super::{
     Installation,
     pod::{
-        Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged, pull_secrets,
+        Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged,
+        privileged_s0, pull_secrets,
     },
 };
 use crate::operator::policy::validate::{Driver, Rdma, Rollout, Settings};
@@ -74,7 +75,8 @@ pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &In
             // A new driver unloads the old one: that is a transition of the node, never a rollout.
             rollout: Rollout::OnDelete,
             labels: &[("nvidia.com/precompiled", "false")],
-            annotations: &[("kubectl.kubernetes.io/default-container", "nvidia-driver-ctr")],
+            annotations: [("kubectl.kubernetes.io/default-container".to_owned(), "nvidia-driver-ctr".to_owned())]
+                .into(),
             pod: pod(settings, driver, installation),
         },
         settings,
@@ -222,16 +224,5 @@ fn alive(times: &ContainerProbe) -> Probe {
         failure_threshold: times.failure_threshold,
         success_threshold: times.success_threshold,
         ..Probe::default()
-    }
-}
-
-fn read_only(mount: VolumeMount) -> VolumeMount {
-    VolumeMount { read_only: Some(true), ..mount }
-}
-
-fn privileged_s0() -> SecurityContext {
-    SecurityContext {
-        se_linux_options: Some(SELinuxOptions { level: Some("s0".to_owned()), ..SELinuxOptions::default() }),
-        ..privileged()
     }
 }

@@ -2,9 +2,8 @@
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, Probe, ResourceRequirements};
 
-use super::{privileged_s0, read_only};
 use crate::operator::policy::{
-    build::pod::{mount, override_env},
+    build::pod::{mount, override_env, privileged_s0, read_only},
     validate::{Driver, Rdma, Sidecar},
 };
 

@@ -1,17 +1,16 @@
 //! What the driver's container sees of the host, and of the user's files.
 
-use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, KeyToPath, SecretVolumeSource, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
-use super::{PROBE_SCRIPT, read_only};
+use super::PROBE_SCRIPT;
 use crate::operator::policy::{
-    build::pod::{host_path, mount},
+    build::pod::{config_map, host_path, mount, read_only, sub_path},
     validate::{Driver, Files, Rdma, Settings, Source, Subscription},
 };
 
 const MADE: Option<&str> = Some("DirectoryOrCreate");
 
 pub(super) fn mounts(driver: &Driver) -> Vec<VolumeMount> {
-    let probe = mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None);
     let mut mounts = vec![
         mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
         mount("run-nvidia-fabricmanager", "/run/nvidia-fabricmanager", None),
@@ -24,14 +23,11 @@ pub(super) fn mounts(driver: &Driver) -> Vec<VolumeMount> {
         mount("host-sys-devices-system", "/sys/devices/system", None),
         mount("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
         mount("nv-firmware", "/lib/firmware", None),
-        VolumeMount { sub_path: Some("startup-probe.sh".to_owned()), ..probe },
+        sub_path(mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None), "startup-probe.sh"),
     ];
     for files in &driver.files {
         // By sub-path: what else is in the directory stays visible.
-        mounts.extend(files.paths.iter().map(|(key, path)| {
-            let file = read_only(mount(&files.volume, path, None));
-            VolumeMount { sub_path: Some(key.clone()), ..file }
-        }));
+        mounts.extend(files.paths.iter().map(|(key, path)| sub_path(read_only(mount(&files.volume, path, None)), key)));
     }
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
     mounts.extend(subscriptions.map(|(n, (_, inside, _))| read_only(mount(&subscription(n), inside, None))));
@@ -44,11 +40,6 @@ pub(super) fn volumes(settings: &Settings, driver: &Driver) -> Vec<Volume> {
     let mofed = match driver.rdma {
         Rdma::Off | Rdma::On => ("/run/mellanox/drivers/usr/src", MADE),
         Rdma::WithHostMofed => ("/usr/src", MADE),
-    };
-    let script = ConfigMapVolumeSource {
-        name: PROBE_SCRIPT.to_owned(),
-        default_mode: Some(0o755),
-        ..ConfigMapVolumeSource::default()
     };
     let mut volumes = vec![
         host_path("run-nvidia", "/run/nvidia", MADE),
@@ -63,7 +54,7 @@ pub(super) fn volumes(settings: &Settings, driver: &Driver) -> Vec<Volume> {
         host_path("firmware-search-path", "/sys/module/firmware_class/parameters/path", None),
         host_path("host-sys-devices-system", "/sys/devices/system", Some("Directory")),
         host_path("nv-firmware", &format!("{install}/lib/firmware"), MADE),
-        Volume { name: "driver-startup-probe-script".to_owned(), config_map: Some(script), ..Volume::default() },
+        config_map("driver-startup-probe-script", PROBE_SCRIPT, Some(0o755), &[]),
     ];
     volumes.extend(driver.files.iter().map(of_files));
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
@@ -72,26 +63,22 @@ pub(super) fn volumes(settings: &Settings, driver: &Driver) -> Vec<Volume> {
 }
 
 fn of_files(files: &Files) -> Volume {
-    let items: Vec<KeyToPath> =
-        files.paths.iter().map(|(key, _)| KeyToPath { key: key.clone(), path: key.clone(), mode: None }).collect();
-    let volume = Volume { name: files.volume.clone(), ..Volume::default() };
+    let items: Vec<(&str, &str)> = files.paths.iter().map(|(key, _)| (key.as_str(), key.as_str())).collect();
     match &files.source {
-        Source::ConfigMap(name) => Volume {
-            config_map: Some(ConfigMapVolumeSource {
-                name: name.clone(),
-                items: Some(items),
-                ..ConfigMapVolumeSource::default()
-            }),
-            ..volume
-        },
-        Source::Secret(name) => Volume {
-            secret: Some(SecretVolumeSource {
+        Source::ConfigMap(name) => config_map(&files.volume, name, None, &items),
+        Source::Secret(name) => {
+            let items = items.into_iter().map(|(key, path)| KeyToPath {
+                key: key.to_owned(),
+                path: path.to_owned(),
+                mode: None,
+            });
+            let secret = SecretVolumeSource {
                 secret_name: Some(name.clone()),
-                items: Some(items),
+                items: Some(items.collect()),
                 ..SecretVolumeSource::default()
-            }),
-            ..volume
-        },
+            };
+            Volume { name: files.volume.clone(), secret: Some(secret), ..Volume::default() }
+        }
     }
 }
 

@@ -18,6 +18,33 @@ pub(super) const INTENDED: &[Row] = &[
     row("*", "labels.gpuvirt.io/policy", "whose object it is"),
     row("*", "podLabels.app.kubernetes.io/*", "labels of ours: what is pruned, counted and shown by them"),
     row("*", "podLabels.gpuvirt.io/policy", "the pods of a node that changes its mode are found by it"),
+    row("*", "initContainers[*-validation].image", "our program checks and waits"),
+    row("*", "initContainers[*-validation].command", "our program checks and waits, and no shell"),
+    row("*", "initContainers[*-validation].args", "our program checks and waits, and no shell"),
+    row("*", "initContainers[*-validation].env[COMPONENT]", "the check is an argument"),
+    row("*", "initContainers[*-validation].env[WITH_WAIT]", "each check has a deadline of its own"),
+    row("*", "initContainers[*-validation].env[OPERATOR_NAMESPACE]", "no check starts pods"),
+    row("nvidia-operator-validator", "initContainers[*-validation].env[VALIDATOR_*]", "no check starts pods"),
+    row("nvidia-operator-validator", "initContainers[plugin-validation].env[WITH_WORKLOAD]", "no check starts pods"),
+    row(
+        "nvidia-operator-validator",
+        "initContainers[plugin-validation].env[MIG_STRATEGY]",
+        "every strategy's resources count",
+    ),
+    row("nvidia-operator-validator", "initContainers[cuda-validation].env[NODE_NAME]", "no check starts pods"),
+    row(
+        "nvidia-operator-validator",
+        "initContainers[cuda-validation].env[NVIDIA_VISIBLE_DEVICES]",
+        "it computes itself, on every GPU, in place of a pod that does on one",
+    ),
+    row("nvidia-operator-validator", "containers[nvidia-operator-validator].image", "our program holds the verdicts"),
+    row("nvidia-operator-validator", "containers[nvidia-operator-validator].command", "our program holds the verdicts"),
+    row("nvidia-operator-validator", "containers[nvidia-operator-validator].args", "our program holds the verdicts"),
+    row(
+        "nvidia-operator-validator",
+        "containers[nvidia-operator-validator].lifecycle.*",
+        "our program takes the verdicts back itself when it is told to stop",
+    ),
     row("nvidia-driver-daemonset", "initContainers.order", "prepare-driver is our k8s-driver-manager"),
     row(
         "nvidia-driver-daemonset",
@@ -43,14 +70,6 @@ pub(super) const OURS: &[&str] = &["gpuvirt-agent"];
 
 /// Recording (`*` for any text), operand, and what stands in for it meanwhile.
 pub(super) const NOT_BUILT: &[(&str, &str, &str)] = &[
-    ("*", "gpu-feature-discovery", "OperandNotSupported"),
-    ("*", "nvidia-container-toolkit-daemonset", "OperandNotSupported"),
-    ("*", "nvidia-dcgm", "OperandNotSupported"),
-    ("*", "nvidia-dcgm-exporter", "OperandNotSupported"),
-    ("*", "nvidia-device-plugin-daemonset", "OperandNotSupported"),
-    ("*", "nvidia-device-plugin-mps-control-daemon", "OperandNotSupported"),
-    ("*", "nvidia-mig-manager", "OperandNotSupported"),
-    ("*", "nvidia-operator-validator", "nothing waits for it yet"),
     ("*", "nvidia-vgpu-manager-daemonset", "OperandNotSupported"),
     ("*", "nvidia-cc-manager", "OperandNotSupported"),
     ("*", "nvidia-kata-sandbox-device-plugin-daemonset", "OperandNotSupported"),

@@ -28,7 +28,12 @@ fn recorded(file: &str) -> BTreeMap<String, Fields> {
 }
 
 fn ours(patch: &Value) -> BTreeMap<String, Fields> {
-    let facts = Facts { systems: ["ubuntu24.04".to_owned()].into(), ..Facts::default() };
+    let facts = Facts {
+        systems: ["ubuntu24.04".to_owned()].into(),
+        runtimes: ["containerd://2.1.0".to_owned()].into(),
+        config_maps: [("time-slicing".to_owned(), ["any".to_owned()].into())].into(),
+        service_monitors: true,
+    };
     let validated = validate(&policies::policy(patch), &GPUVirtConfigSpec::default(), &facts);
     let operands = build(&validated.settings, &installation());
     operands.daemon_sets.iter().map(|set| (set.name_any(), fields(&condense(set)))).collect()

@@ -1,0 +1,174 @@
+//! Flags of the chain's commands.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args, Subcommand};
+
+use super::duration;
+use crate::{
+    cuda, nvml,
+    shutdown::Shutdown,
+    validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations},
+};
+
+/// This program, whatever has become of its file.
+const SELF: &str = "/proc/self/exe";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Validate {
+    /// The NVIDIA driver of this node works.
+    Driver(DriverArgs),
+    /// Containers are given GPUs: this one is.
+    Toolkit(ValidationsArgs),
+    /// The GPUs of this container compute.
+    Cuda {
+        #[command(flatten)]
+        validations: ValidationsArgs,
+        /// As in `90s` or `5m`.
+        #[arg(long, default_value = "5m", value_parser = duration)]
+        timeout: Duration,
+    },
+    /// The kubelet offers GPUs.
+    Plugin {
+        #[command(flatten)]
+        validations: ValidationsArgs,
+        #[arg(long, env = "NODE_NAME")]
+        node: String,
+        /// As in `90s` or `5m`.
+        #[arg(long, default_value = "150s", value_parser = duration)]
+        timeout: Duration,
+    },
+    /// Stays while the node's checks hold, and takes their files away at the end.
+    Hold(ValidationsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ValidationsArgs {
+    /// Where the files of checks are.
+    #[arg(long, default_value = DIRECTORY)]
+    validations: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DriverArgs {
+    #[command(flatten)]
+    validations: ValidationsArgs,
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// The host's root, as the host calls it.
+    #[arg(long, default_value = "/")]
+    root_fs: String,
+    /// Where the driver pod's root is mounted.
+    #[arg(long, default_value = "/run/nvidia/driver")]
+    install_dir: PathBuf,
+    /// The driver pod's root, as the host calls it.
+    #[arg(long, default_value = "/run/nvidia/driver")]
+    install_dir_on_host: String,
+    /// Where the host's `/dev/char` is mounted.
+    #[arg(long, default_value = "/host-dev-char")]
+    dev_char: PathBuf,
+    /// Makes no links in `/dev/char`.
+    #[arg(long, env = "DISABLE_DEV_CHAR_SYMLINK_CREATION", default_value_t = false, action = clap::ArgAction::Set)]
+    disable_dev_char_symlink_creation: bool,
+    /// Opens no GPU, as where virtual machines have some of them.
+    #[arg(long, env = "DRIVER_VALIDATION_SKIP_GPU_INIT", default_value_t = false, action = clap::ArgAction::Set)]
+    skip_gpu_init: bool,
+    /// As in `90s` or `5m`: building a driver takes minutes.
+    #[arg(long, default_value = "30m", value_parser = duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct WaitArgs {
+    check: Check,
+    #[command(flatten)]
+    validations: ValidationsArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NvmlArgs {
+    /// The root that has the driver.
+    #[arg(long, default_value = "/")]
+    root: PathBuf,
+    /// Opens no GPU.
+    #[arg(long)]
+    version_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CudaArgs {
+    #[arg(long, default_value = cuda::LIBRARY)]
+    library: OsString,
+}
+
+impl From<ValidationsArgs> for Validations {
+    fn from(args: ValidationsArgs) -> Self {
+        Self::new(args.validations)
+    }
+}
+
+pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(), validator::Error> {
+    match check {
+        Validate::Driver(args) => Driver::from(args).run(shutdown).await,
+        Validate::Toolkit(args) => Toolkit { validations: args.into(), helper: SELF.into() }.run().await,
+        Validate::Cuda { validations, timeout } => {
+            Cuda { validations: validations.into(), patience: timeout, helper: SELF.into() }.run(shutdown).await
+        }
+        Validate::Plugin { validations, node, timeout } => {
+            let client = kube::Client::try_default().await.map_err(validator::Error::Client)?;
+            Plugin { validations: validations.into(), node, patience: timeout }.run(client, shutdown).await
+        }
+        Validate::Hold(args) => validator::hold(&args.into(), shutdown).await,
+    }
+}
+
+pub(super) async fn wait(args: WaitArgs, shutdown: &Shutdown) -> Result<(), validator::Error> {
+    validator::wait(&args.validations.into(), args.check, shutdown).await
+}
+
+impl From<DriverArgs> for Driver {
+    fn from(args: DriverArgs) -> Self {
+        Self {
+            validations: args.validations.into(),
+            host_root: args.host_root,
+            root_fs: args.root_fs,
+            install_dir: args.install_dir,
+            install_dir_on_host: args.install_dir_on_host,
+            dev_char: (!args.disable_dev_char_symlink_creation).then_some(args.dev_char),
+            skip_gpus: args.skip_gpu_init,
+            patience: args.timeout,
+            helper: SELF.into(),
+        }
+    }
+}
+
+/// The parent reads the answer from standard output, and a reason from the last line of standard error.
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a child's answer to its parent")]
+pub(super) fn nvml(args: &NvmlArgs) -> ExitCode {
+    match nvml::answer(&args.root, args.version_only) {
+        Ok(report) => {
+            println!("{}", serde_json::to_string(&report).expect("a report should serialize"));
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{}", crate::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As [`nvml`].
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a child's answer to its parent")]
+pub(super) fn cuda(args: &CudaArgs) -> ExitCode {
+    match cuda::compute(&args.library) {
+        Ok(gpus) => {
+            println!("{gpus} GPU(s) computed rightly");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{}", crate::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! NVML: what the driver's library says of the GPUs, asked in a child process.
+//!
+//! The library keeps device files open and can hang on a GPU that has gone, so no long-lived process has it: the child
+//! `gpuvirt nvml` opens it, prints JSON and ends. The driver may be in another root (the host's, or the driver pod's):
+//! the child changes into it, so that library, device files and `/proc` are of one driver.
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use nvml_wrapper::{Nvml, bitmasks::InitFlags, error::NvmlError};
+use serde::{Deserialize, Serialize};
+use tokio::{process::Command, time::timeout};
+
+/// The child's command.
+pub const COMMAND: &str = "nvml";
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// Where distributions put it, if the loader's cache does not know it.
+const DIRECTORIES: [&str; 6] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+];
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// As in `595.91.07`.
+    pub driver: String,
+    pub gpus: Vec<Gpu>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// As the kernel writes it: `0000:01:00.0`.
+    pub address: String,
+    pub name: String,
+    pub uuid: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{root} cannot become the root", root = root.display())]
+    Root { root: PathBuf, source: nix::errno::Errno },
+    #[error("{LIBRARY} is not there or does not load: {0}")]
+    Library(NvmlError),
+    #[error("NVML: {0}")]
+    Nvml(#[from] NvmlError),
+    #[error("{0}")]
+    Answer(String),
+    #[error("NVML has not answered within {} s: a GPU may have fallen off the bus, see dmesg for Xid messages", after.as_secs())]
+    Late { after: Duration },
+    #[error("the child that asks NVML does not start")]
+    Spawn(#[source] std::io::Error),
+}
+
+/// In the child: the answer of the library below `root`. Its version alone opens no GPU.
+pub fn answer(root: &Path, version_only: bool) -> Result<Report, Error> {
+    if root != Path::new("/") {
+        let failed = |source| Error::Root { root: root.to_owned(), source };
+        nix::unistd::chroot(root).map_err(failed)?;
+        nix::unistd::chdir("/").map_err(failed)?;
+    }
+    let nvml = open(version_only)?;
+    let count = if version_only { 0 } else { nvml.device_count()? };
+    let gpus = (0..count).map(|index| {
+        let device = nvml.device_by_index(index)?;
+        let pci = device.pci_info()?;
+        // NVML writes the domain in eight digits, and in capitals.
+        let address =
+            pci.bus_id.parse().map_or_else(|_| pci.bus_id.clone(), |address: vfio::PciAddress| address.to_string());
+        Ok(Gpu { address, name: device.name()?, uuid: device.uuid()? })
+    });
+    Ok(Report { driver: nvml.sys_driver_version()?, gpus: gpus.collect::<Result<_, NvmlError>>()? })
+}
+
+fn open(version_only: bool) -> Result<Nvml, Error> {
+    let flags = if version_only { InitFlags::NO_GPUS | InitFlags::NO_ATTACH } else { InitFlags::empty() };
+    let elsewhere = DIRECTORIES.map(|directory| Path::new(directory).join(LIBRARY).into_os_string());
+    let mut last = None;
+    for path in std::iter::once(OsString::from(LIBRARY)).chain(elsewhere) {
+        match Nvml::builder().lib_path(&path).flags(flags).init() {
+            Ok(nvml) => return Ok(nvml),
+            // A library that loads and refuses has the better reason.
+            Err(error @ NvmlError::LibloadingError(_)) => {
+                last.get_or_insert(error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::Library(last.expect("at least one path should have been tried")))
+}
+
+/// Asks through a child of `helper`, this program.
+pub async fn ask(helper: &OsStr, root: &Path, version_only: bool, patience: Duration) -> Result<Report, Error> {
+    let child = Command::new(helper)
+        .arg(COMMAND)
+        .arg("--root")
+        .arg(root)
+        .args(version_only.then_some("--version-only"))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = timeout(patience, child).await.map_err(|_| Error::Late { after: patience })?.map_err(Error::Spawn)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("the child ended without a word");
+        return Err(Error::Answer(line.trim().to_owned()));
+    }
+    serde_json::from_slice(&output.stdout)
+        .map_err(|error| Error::Answer(format!("the child's answer is no report: {error}")))
+}
