@@ -21,5 +21,6 @@ topologies() { PROPTEST_CASES=${PROPTEST_CASES:-10000} cargo test --locked --rel
 step topologies topologies
 step bench tests/bench.sh
 step soak tests/soak.sh
+step soak tests/soak.sh
 
 [ ${#failed[@]} = 0 ] || { echo "failed steps: ${failed[*]}"; exit 1; }
