@@ -137,10 +137,11 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
     let unit = unit(world.inventory, &described);
     obstacle::hanging(world, gpu, &unit)?;
     let steps = match binding {
-        // Also where the way there would be refused: what a VM can use is not in need of it.
-        Binding::Vfio if deviations(world.inventory, gpu, binding).is_empty() => Vec::new(),
         Binding::Vfio => {
-            obstacle::unusable_group(world, &described)?;
+            // What a VM can use already is not in need of the way there.
+            if !deviations(world.inventory, gpu, binding).is_empty() {
+                obstacle::unusable_group(world, &described)?;
+            }
             bind(world, &unit)
         }
         Binding::Host => {
