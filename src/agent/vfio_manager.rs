@@ -68,6 +68,7 @@ pub struct VfioManager<K = LinuxKernel> {
     /// Of the last round.
     ailments: Ailments,
     in_use: BTreeSet<PciAddress>,
+    gpus: BTreeSet<String>,
     complaints: Vec<String>,
 }
 
@@ -110,6 +111,7 @@ impl<K: Kernel> VfioManager<K> {
             health: Watch::default(),
             ailments: Ailments::new(),
             in_use: BTreeSet::new(),
+            gpus: BTreeSet::new(),
             complaints,
         })
     }
@@ -146,6 +148,7 @@ impl<K: Kernel> VfioManager<K> {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
         let obstacles = self.obstacles(&view.inventory, wish);
+        self.gpus = addresses(&view.inventory).map(|gpu| gpu.to_string()).collect();
         self.in_use = view.held.keys().copied().collect();
         self.ailments = self.examine(&view.inventory);
         Observation {
@@ -167,11 +170,13 @@ impl<K: Kernel> VfioManager<K> {
     /// Reads sysfs only.
     pub fn glance(&mut self, allocations: &Result<Allocations, String>) -> bool {
         let inventory = observe_except(&self.root, &self.journal.locked());
-        let given = allocations.as_ref().is_ok_and(|now| {
-            let ours = |given: &Allocations| pod_resources::ours(given, |id| is_gpu(&inventory, id));
-            ours(now) != ours(&self.allocations)
-        });
-        self.examine(&inventory) != self.ailments || given
+        self.examine(&inventory) != self.ailments || self.given_anew(allocations)
+    }
+
+    /// Whether pods have other GPUs of the last round than they had then.
+    pub fn given_anew(&self, allocations: &Result<Allocations, String>) -> bool {
+        let ours = |given: &Allocations| pod_resources::ours(given, |id| self.gpus.contains(id));
+        allocations.as_ref().is_ok_and(|now| ours(now) != ours(&self.allocations))
     }
 
     fn examine(&mut self, inventory: &Inventory) -> Ailments {
@@ -356,10 +361,6 @@ struct Work {
     tried: BTreeSet<PciAddress>,
     steps: Vec<String>,
     refusals: BTreeMap<PciAddress, Refusal>,
-}
-
-fn is_gpu(inventory: &Inventory, id: &str) -> bool {
-    id.parse().is_ok_and(|address| inventory.gpu(address).is_some())
 }
 
 fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalError>) {
