@@ -48,7 +48,7 @@ boot() { # NETWORK [ARGUMENT...]: QEMU with this network and further arguments; 
 		-netdev "$network,id=net" -device virtio-net-pci,netdev=net,bus=pcie.0,romfile= \
 		-fsdev "local,id=host,path=$VM,security_model=none" -device virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0 \
 		-qmp "unix:$VM/monitor.sock,server=on,wait=off" -serial "file:$VM/log/console.log" \
-		-kernel "$OUT/bzImage" -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 ${APPEND-intel_iommu=on iommu=pt}" "$@"
+		-kernel "${KERNEL:-$OUT/bzImage}" -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 ${APPEND-intel_iommu=on iommu=pt}" "$@"
 	until_ok 60 eval '[ -s "$VM/log/times" ] || ! alive'
 	alive || { cat "$STATE/log/vm.log" "$VM/log/console.log" >&2; exit 1; }
 	echo "booted after $(seconds) s"

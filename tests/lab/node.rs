@@ -110,7 +110,7 @@ impl Lab {
         kubevirt::delete_all(&self.client).await;
         let configs: Api<GPUVirtConfig> = Api::all(self.client.clone());
         let _ = configs.delete(CONFIG_NAME, &DeleteParams::default()).await;
-        self.guest("killall -9 hold 2>/dev/null; true");
+        self.guest("killall -9 hold hide 2>/dev/null; true");
         if !self.released() {
             self.install();
         }

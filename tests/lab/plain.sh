@@ -1,7 +1,7 @@
 #!/bin/bash
-# plain.sh STATE [PROGRAM...]: boots the same machine alone: no cluster, no containerd, no kubelet, and more GPUs. The programs go to the guest's
+# plain.sh STATE [PROGRAM...] [-- QEMU-ARGUMENT...]: boots the same machine alone: no cluster, no containerd, no kubelet, and more GPUs. The programs go to the guest's
 # /usr/bin. It has no network but the shell's, so any number can run side by side. A reboot in the guest keeps its disk; down.sh ends it.
-# OUT is the folder that build.sh filled. With OWNER set to a process, the machine ends with it, and STATE is deleted.
+# OUT is the folder that build.sh filled, KERNEL another kernel than that one's. With OWNER set to a process, the machine ends with it, and STATE is deleted.
 . "$(dirname "$0")/common.sh"
 . "$LAB/machine.sh"
 shift
@@ -16,12 +16,15 @@ cards+=$(
 	for bus in 85 86; do identity $bus:00.0 2330 030200 16c1; done
 )
 share 10.0.2.2 10.0.2.15 /usr/bin/kube
-for program in "$@"; do cp "$program" "$VM/bin/"; done
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+	cp "$1" "$VM/bin/"
+	shift
+done
 # For a kubeconfig of an API server that is away: a client wants to have some authority.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=nobody -keyout /dev/null -out "$VM/ca.crt" 2>/dev/null
 port=$(free_port)
 echo "127.0.0.1/$port" >"$VM/shell"
-more=()
+more=("${@:2}")
 for port_of in up0:d4 up0:d5 up1:d6 up1:d7; do
 	name=${port_of#*:}
 	more+=(-device "xio3130-downstream,id=$name,bus=${port_of%:*},chassis=2${name#d},slot=${name#d}" -device "edu,bus=$name")
