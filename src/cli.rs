@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
 mod chain;
+mod images;
 
 use crate::{
     agent,
@@ -91,6 +92,8 @@ struct OperatorArgs {
     image: String,
     #[arg(long, env = "GPUVIRT_IMAGE_PULL_POLICY", default_value = "IfNotPresent")]
     image_pull_policy: String,
+    #[command(flatten)]
+    images: images::ImageArgs,
     #[arg(long, default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 }
@@ -291,6 +294,7 @@ impl From<OperatorArgs> for operator::Config {
                 image: args.image,
                 pull_policy: args.image_pull_policy,
                 log_level: args.operand_log_level,
+                images: args.images.by_section(),
             },
             identity: args.identity,
             listen: args.listen,

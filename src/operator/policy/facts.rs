@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt, runtime::reflector::ObjectRef};
 
-use super::{Error, dereference::Dereferenced, validate::Facts};
+use super::{Error, build::Installation, dereference::Dereferenced, validate::Facts};
 use crate::{cluster::gone, operator::world::World};
 
 /// `containerRuntimeVersion` by node name and uid.
@@ -51,11 +51,13 @@ pub(super) async fn facts(
     world: &World,
     runtimes: &Runtimes,
     found: &Dereferenced,
+    installation: &Installation,
 ) -> Result<Facts, Error> {
     Ok(Facts {
         systems: found.operating_systems(),
         runtimes: runtimes.of(client, world, found).await?,
         config_maps: found.keys.clone(),
         service_monitors: found.service_monitors,
+        images: installation.images.clone(),
     })
 }

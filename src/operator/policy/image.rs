@@ -51,6 +51,15 @@ pub fn resolve(spec: &ImageSpec, suffix: Option<&str>) -> Result<ImageRef, Error
     Ok(ImageRef(reference))
 }
 
+/// A full reference of the operator's environment: a tag takes the suffix, a digest does not.
+pub fn of_environment(reference: &str, suffix: Option<&str>) -> Result<ImageRef, Error> {
+    let reference = match suffix {
+        Some(suffix) if !reference.contains('@') => format!("{reference}-{suffix}"),
+        Some(_) | None => reference.to_owned(),
+    };
+    resolve(&ImageSpec { image: Some(reference), ..ImageSpec::default() }, None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

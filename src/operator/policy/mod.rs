@@ -130,7 +130,8 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     teardown::ensure_finalizer(context, policy).await?;
     let dereferenced = dereference(&context.world);
     let config = dereferenced.config.clone().unwrap_or_default();
-    let facts = facts::facts(&context.client, &context.world, &context.runtimes, &dereferenced).await?;
+    let facts =
+        facts::facts(&context.client, &context.world, &context.runtimes, &dereferenced, &context.installation).await?;
     let mut validated = validate(policy, &config, &facts);
     if let Err(error) = &dereferenced.config {
         validated.problems.push(validate::Problem {

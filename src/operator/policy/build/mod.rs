@@ -5,6 +5,8 @@ mod config_manager;
 mod dcgm;
 mod device_plugin;
 mod driver;
+#[cfg(test)]
+mod fields;
 mod gfd;
 mod mig;
 mod monitor;
@@ -17,6 +19,8 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -35,6 +39,9 @@ pub struct Installation {
     pub image: String,
     pub pull_policy: String,
     pub log_level: String,
+    /// By section of a ClusterPolicy (`driver`, `toolkit`), for a policy that names no image: what bundles of the
+    /// Operator Lifecycle Manager set.
+    pub images: BTreeMap<String, String>,
 }
 
 /// Everything that a policy asks for: in the operator's namespace, and the runtime classes.

@@ -14,6 +14,7 @@ pub(super) fn installation() -> Installation {
         image: "registry.example/gpuvirt:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
         log_level: "info".to_owned(),
+        images: std::collections::BTreeMap::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use crds::v1::{self, ImageSpec};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 
-use super::{Problem, given};
+use super::{Facts, Problem, given};
 use crate::operator::policy::image::{self, ImageRef};
 
 /// An operand's main container, as the user wants it.
@@ -25,9 +25,14 @@ pub struct Image {
 }
 
 /// `section` as in `driver`; `suffix` goes behind a tag.
-pub(super) fn container(section: &str, given: &v1::Container, suffix: Option<&str>) -> Result<Container, Problem> {
+pub(super) fn container(
+    section: &str,
+    given: &v1::Container,
+    suffix: Option<&str>,
+    facts: &Facts,
+) -> Result<Container, Problem> {
     Ok(Container {
-        image: image(section, &given.image, suffix)?,
+        image: image(section, &given.image, suffix, facts)?,
         args: given.args.clone(),
         env: environment(&given.env),
         resources: (&given.resources).into(),
@@ -35,8 +40,13 @@ pub(super) fn container(section: &str, given: &v1::Container, suffix: Option<&st
     })
 }
 
-pub(super) fn image(section: &str, spec: &ImageSpec, suffix: Option<&str>) -> Result<Image, Problem> {
+/// The policy's own image, else the operator's environment's.
+pub(super) fn image(section: &str, spec: &ImageSpec, suffix: Option<&str>, facts: &Facts) -> Result<Image, Problem> {
     let reference = image::resolve(spec, suffix)
+        .or_else(|error| match (error, facts.images.get(section)) {
+            (image::Error::Missing, Some(reference)) => image::of_environment(reference, suffix),
+            (error, _) => Err(error),
+        })
         .map_err(|error| Problem { reason: "InvalidImage", message: format!("spec.{section}: {error}") })?;
     Ok(Image {
         reference,

@@ -76,9 +76,9 @@ pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Dri
     }
     let os = systems.first().copied();
     // The triple is judged also while there is no node to run it on.
-    let container = container::container("driver", &driver.component.container, os)?;
-    let gds = sidecar("gds", &spec.gds, os)?;
-    let gdrcopy = sidecar("gdrcopy", &spec.gdrcopy, os)?;
+    let container = container::container("driver", &driver.component.container, os, facts)?;
+    let gds = sidecar("gds", &spec.gds, os, facts)?;
+    let gdrcopy = sidecar("gdrcopy", &spec.gdrcopy, os, facts)?;
     let (Some(os), false) = (os, driver.use_precompiled.unwrap_or(false)) else {
         return Ok(Wish::Unknown);
     };
@@ -103,12 +103,17 @@ pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Dri
     })))
 }
 
-fn sidecar(section: &str, spec: &v1::DriverSidecar, os: Option<&str>) -> Result<Option<Sidecar>, Problem> {
+fn sidecar(
+    section: &str,
+    spec: &v1::DriverSidecar,
+    os: Option<&str>,
+    facts: &Facts,
+) -> Result<Option<Sidecar>, Problem> {
     if !spec.is_enabled() {
         return Ok(None);
     }
     Ok(Some(Sidecar {
-        image: container::image(section, &spec.image, os)?,
+        image: container::image(section, &spec.image, os, facts)?,
         args: spec.args.clone(),
         env: container::environment(&spec.env),
     }))

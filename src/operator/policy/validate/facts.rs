@@ -12,6 +12,8 @@ pub struct Facts {
     pub runtimes: BTreeSet<String>,
     /// ConfigMaps of the operator's namespace, with their keys.
     pub config_maps: BTreeMap<String, BTreeSet<String>>,
+    /// Images of the operator's environment by section, for policies that name none.
+    pub images: BTreeMap<String, String>,
     /// Whether the cluster has the Prometheus operator's type.
     pub service_monitors: bool,
 }

@@ -191,10 +191,12 @@ pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Ve
         toolkit: wish(toolkit, problems, || toolkit::toolkit(spec, facts)),
         device_plugin: wish(device_plugin, problems, || self::device_plugin(spec, facts).map(Some)),
         gfd: wish(gfd, problems, || {
-            let container = container::container("gfd", &spec.gfd.container, None)?;
+            let container = container::container("gfd", &spec.gfd.container, None, facts)?;
             Ok(Some(Gfd { container, configs: configs(spec, facts)? }))
         }),
-        dcgm: wish(dcgm, problems, || container::container("dcgm", &spec.dcgm.component.container, None).map(Some)),
+        dcgm: wish(dcgm, problems, || {
+            container::container("dcgm", &spec.dcgm.component.container, None, facts).map(Some)
+        }),
         dcgm_exporter: wish(dcgm_exporter, problems, || self::dcgm_exporter(spec, facts).map(Some)),
         mig_manager: wish(mig_manager, problems, || self::mig_manager(spec, facts).map(Some)),
         any: enabled.contains(&true),
@@ -217,7 +219,7 @@ fn wish<T>(enabled: bool, problems: &mut Vec<Problem>, wanted: impl FnOnce() -> 
 fn device_plugin(spec: &ClusterPolicySpec, facts: &Facts) -> Result<DevicePlugin, Problem> {
     let plugin = &spec.device_plugin;
     Ok(DevicePlugin {
-        container: container::container("devicePlugin", &plugin.component.container, None)?,
+        container: container::container("devicePlugin", &plugin.component.container, None, facts)?,
         configs: configs(spec, facts)?,
         mps_root: given(Some(&plugin.mps.root)).unwrap_or("/run/nvidia/mps").to_owned(),
     })
@@ -243,7 +245,7 @@ fn dcgm_exporter(spec: &ClusterPolicySpec, facts: &Facts) -> Result<DcgmExporter
     let jobs = &exporter.hpc_job_mapping;
     let directory = given(jobs.directory.as_deref()).unwrap_or("/var/lib/dcgm-exporter/job-mapping");
     Ok(DcgmExporter {
-        container: container::container("dcgmExporter", &exporter.component.container, None)?,
+        container: container::container("dcgmExporter", &exporter.component.container, None, facts)?,
         annotations: exporter.annotations.clone(),
         host_pid: exporter.host_pid.unwrap_or(false),
         metrics: metrics.map(str::to_owned),
@@ -280,7 +282,7 @@ fn mig_manager(spec: &ClusterPolicySpec, facts: &Facts) -> Result<MigManager, Pr
         has_key("migManager.gpuClientsConfig.name", name, "clients.yaml", facts)?;
     }
     Ok(MigManager {
-        container: container::container("migManager", &manager.component.container, None)?,
+        container: container::container("migManager", &manager.component.container, None, facts)?,
         layouts: layouts.map(str::to_owned),
         clients: clients.map(str::to_owned),
     })

@@ -114,6 +114,24 @@ fn a_setting_that_has_no_effect_yet_is_named() {
 }
 
 #[test]
+fn an_image_of_the_environment_stands_in_for_none_and_not_for_half_of_one() {
+    let mut facts = ubuntu();
+    facts.images.insert("driver".to_owned(), "registry.example/driver:1".to_owned());
+    let mut policy = valid();
+    let of = |policy: &ClusterPolicy| validate(policy, &GPUVirtConfigSpec::default(), &facts);
+    let own = of(&policy);
+    assert_eq!(wanted(&own).container.image.reference.to_string(), "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04");
+    policy.spec.driver.component.container.image.version = None;
+    assert_eq!(of(&policy).problems[0].reason, "InvalidImage");
+    policy.spec.driver.component.container.image = ImageSpec::default();
+    let none = of(&policy);
+    assert_eq!(wanted(&none).container.image.reference.to_string(), "registry.example/driver:1-ubuntu24.04");
+    facts.images.insert("driver".to_owned(), "registry.example/driver@sha256:ab".to_owned());
+    let digest = validate(&policy, &GPUVirtConfigSpec::default(), &facts);
+    assert_eq!(wanted(&digest).container.image.reference.to_string(), "registry.example/driver@sha256:ab");
+}
+
+#[test]
 fn a_disabled_driver_needs_no_image() {
     let validated = checked(|spec| {
         spec.driver.component.enabled = Some(false);

@@ -36,7 +36,7 @@ pub(super) fn install_dir(spec: &ClusterPolicySpec) -> String {
 
 /// `None` while no GPU node has said which runtime it has.
 pub(super) fn toolkit(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Option<Toolkit>, Problem> {
-    let container = container::container("toolkit", &spec.toolkit.component.container, None)?;
+    let container = container::container("toolkit", &spec.toolkit.component.container, None, facts)?;
     let Some(runtime) = facts.runtime()? else { return Ok(None) };
     // The user's variables name files of the host; the container gets the places where they are mounted.
     let named = |names: &[&str], default: &str| {

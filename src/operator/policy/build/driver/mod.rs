@@ -98,6 +98,7 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         affinity: Some(alone()),
         host_pid: Some(true),
         host_network: driver.container.host_network.then_some(true),
+        dns_policy: driver.container.host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
         image_pull_secrets: pull_secrets(images.into_iter().flatten()),
         init_containers: Some(vec![prepare(installation)]),
         containers,

@@ -7,6 +7,8 @@ mod condense;
 mod intended;
 mod policies;
 
+pub(super) use self::policies::merge;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::v1alpha1::GPUVirtConfigSpec;
@@ -33,6 +35,7 @@ fn ours(patch: &Value) -> BTreeMap<String, Fields> {
         runtimes: ["containerd://2.1.0".to_owned()].into(),
         config_maps: [("time-slicing".to_owned(), ["any".to_owned()].into())].into(),
         service_monitors: true,
+        ..Facts::default()
     };
     let validated = validate(&policies::policy(patch), &GPUVirtConfigSpec::default(), &facts);
     let operands = build(&validated.settings, &installation());
@@ -40,7 +43,7 @@ fn ours(patch: &Value) -> BTreeMap<String, Fields> {
 }
 
 /// `*` stands for any text.
-fn matches(pattern: &str, text: &str) -> bool {
+pub(super) fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
         Some((head, tail)) => text

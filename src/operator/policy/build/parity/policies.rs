@@ -43,7 +43,7 @@ pub(super) fn policy(patch: &Value) -> ClusterPolicy {
 }
 
 /// JSON merge patch, RFC 7386.
-pub(super) fn merge(target: &mut Value, patch: &Value) {
+pub(in crate::operator::policy::build) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(fields) = patch else {
         target.clone_from(patch);
         return;
