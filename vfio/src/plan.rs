@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::holders::Holder;
-use crate::inventory::{Function, Gpu, Ids, Inventory};
+use crate::inventory::{Function, Ids, Inventory};
 use crate::journal::{Journal, Origin};
 pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
 use crate::verify::deviations;
