@@ -135,6 +135,20 @@ impl Inventory {
         self.functions.get(&address).filter(|function| function.is_primary()).map(|primary| self.describe(primary))
     }
 
+    /// Functions that change together, in the order of binding: companions, then GPUs, the asked one last.
+    pub fn unit<'a>(&'a self, gpu: &Gpu<'a>) -> Vec<&'a Function> {
+        let mut unit = gpu.companions.clone();
+        let others: Vec<_> = gpu.shares_group_with.iter().filter_map(|address| self.gpu(*address)).collect();
+        for companion in others.iter().flat_map(|other| &other.companions) {
+            if !unit.contains(companion) {
+                unit.push(companion);
+            }
+        }
+        unit.extend(others.iter().map(|other| other.primary));
+        unit.push(gpu.primary);
+        unit
+    }
+
     /// The VFIO driver that a function goes to.
     pub fn vfio_driver(&self, function: &Function) -> VfioDriver {
         self.facts.vfio_drivers.best(function.modalias.as_deref())

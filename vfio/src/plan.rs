@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::address::PciAddress;
 use crate::holders::Holder;
-use crate::inventory::{Function, Gpu, Ids, Inventory};
+use crate::inventory::{Function, Ids, Inventory};
 use crate::journal::{Journal, Origin};
 pub use crate::refusal::{DriverGap, ForeignDevice, Refusal, SharedPort};
 use crate::verify::deviations;
@@ -134,7 +134,7 @@ impl fmt::Display for Step {
 /// A [`Refusal`] when that is not possible or not safe now.
 pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan, Refusal> {
     let described = world.inventory.gpu(gpu).ok_or(Refusal::NotAGpu { address: gpu })?;
-    let unit = unit(world.inventory, &described);
+    let unit = world.inventory.unit(&described);
     obstacle::hanging(world, gpu, &unit)?;
     let steps = match binding {
         Binding::Vfio => {
@@ -164,20 +164,6 @@ pub fn plan(world: &World<'_>, gpu: PciAddress, binding: Binding) -> Result<Plan
         obstacle::in_use(world, &described, &unit)?;
     }
     Ok(plan)
-}
-
-/// Functions that change together, in the order of binding: companions, then GPUs, the asked one last.
-fn unit<'a>(inventory: &'a Inventory, gpu: &Gpu<'a>) -> Vec<&'a Function> {
-    let mut unit = gpu.companions.clone();
-    let others: Vec<_> = gpu.shares_group_with.iter().filter_map(|address| inventory.gpu(*address)).collect();
-    for companion in others.iter().flat_map(|other| &other.companions) {
-        if !unit.contains(companion) {
-            unit.push(companion);
-        }
-    }
-    unit.extend(others.iter().map(|other| other.primary));
-    unit.push(gpu.primary);
-    unit
 }
 
 fn bind(world: &World<'_>, unit: &[&Function]) -> Vec<Step> {

@@ -42,12 +42,12 @@ pub enum Deviation {
 /// Differences between a host and a binding of one GPU with its group. Empty: it is so.
 pub fn deviations(inventory: &Inventory, gpu: PciAddress, binding: Binding) -> Vec<Deviation> {
     let Some(described) = inventory.gpu(gpu) else { return vec![Deviation::Gone { gpu }] };
-    let unit: Vec<&Function> = described.companions.iter().copied().chain([described.primary]).collect();
     match binding {
-        Binding::Host => unit.into_iter().filter_map(host_deviation).collect(),
+        Binding::Host => {
+            described.companions.iter().copied().chain([described.primary]).filter_map(host_deviation).collect()
+        }
         Binding::Vfio => {
-            let others = described.shares_group_with.iter().filter_map(|address| inventory.functions.get(address));
-            let unbound = unit.into_iter().chain(others).filter(|function| !function.on_vfio());
+            let unbound = inventory.unit(&described).into_iter().filter(|function| !function.on_vfio());
             let mut found: Vec<_> = unbound
                 .map(|function| Deviation::NotOnVfio {
                     address: function.address,
