@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{sleep, timeout};
 
 /// Far above what anything here takes; a machine that is busy must not fail a test.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The object, once `holds` is true of it.
 pub async fn until<K>(api: &Api<K>, name: &str, promise: &str, holds: impl Fn(&K) -> bool) -> K

@@ -40,6 +40,7 @@ mod tests {
     fn case_and_punctuation_do_not_matter() {
         assert_eq!(nearest("nvidia.com/TU104GL_Tesla_T4", NAMES), Some(NAMES[2]));
         assert_eq!(nearest("nvidia.com/TU104GL-TESLA-T4", NAMES), Some(NAMES[2]));
+        assert_eq!(nearest("nvidia.com/[GA102GL A10]---", NAMES), Some(NAMES[0]));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{AgentStatus, GPUNode, GPUStatus, NodePhase, OperatorStatus},
+    v1alpha1::{AgentStatus, GPUNode, GPUStatus, NodePhase, OperatorStatus, Severity},
 };
 use kube::ResourceExt;
 
@@ -132,6 +132,9 @@ fn unusable(agent: &AgentStatus, gpu: &GPUStatus) -> Option<String> {
     let address = &gpu.address;
     if let Some(refusal) = &gpu.refusal {
         return Some(format!("GPU {address}: {}", refusal.message));
+    }
+    if let Some(ailment) = gpu.ailments.iter().find(|ailment| ailment.severity == Severity::Unhealthy) {
+        return Some(format!("GPU {address}: {}", ailment.message));
     }
     if let Some(withheld) = &gpu.withheld {
         return Some(format!("GPU {address}: {withheld}"));

@@ -2,7 +2,7 @@
 
 use crds::{
     WorkloadMode,
-    v1alpha1::{NodePhase, Refusal},
+    v1alpha1::{Ailment, NodePhase, Refusal, Severity},
 };
 
 use super::{super::explain::Reason, A10, FIRST, Progress, SECOND, T4, cluster, node};
@@ -88,6 +88,17 @@ fn a_gpu_that_cannot_be_given_out_is_told_with_its_reason() {
     cluster.agent().resources[0].devices.push(SECOND.to_owned());
     cluster.agent().resources[0].registered = false;
     cluster.says(Reason::GPUUnhealthy, &["has not accepted"]);
+}
+
+#[test]
+fn an_unhealthy_gpu_is_told_with_what_is_wrong_and_a_degraded_one_serves() {
+    let mut cluster = cluster();
+    cluster.instance.asks = [(T4.to_owned(), 2)].into();
+    let ailment = |severity| Ailment { reason: "X".to_owned(), severity, message: "it fell off the bus".to_owned() };
+    cluster.agent().gpus[0].ailments = vec![ailment(Severity::Degraded)];
+    cluster.says(Reason::NotTheGPU, &["free on node"]);
+    cluster.agent().gpus[0].ailments = vec![ailment(Severity::Unhealthy)];
+    cluster.says(Reason::GPUUnhealthy, &[FIRST, "fell off the bus"]);
 }
 
 #[test]
