@@ -1,5 +1,7 @@
 //! Golden operands, to be read as prose: `cargo insta review` after a change.
 
+mod scripts;
+
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
     v1alpha1::{Discovery, GPUVirtConfigSpec},
