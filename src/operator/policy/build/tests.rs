@@ -1,5 +1,6 @@
 //! Golden operands, to be read as prose: `cargo insta review` after a change.
 
+mod runtimes;
 mod scripts;
 
 use crds::{

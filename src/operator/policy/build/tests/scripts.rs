@@ -17,11 +17,16 @@ use super::{super::Operands, build, installation};
 use crate::operator::policy::validate::{Facts, validate};
 
 fn stack(patch: &Value) -> Operands {
+    stack_on("containerd://2.1.0", patch)
+}
+
+/// The peer's default policy with a patch, on nodes of this runtime.
+pub(super) fn stack_on(runtime: &str, patch: &Value) -> Operands {
     let text = include_str!("../../../../../crds/tests/fixtures/peer-default.yaml");
     let mut policy: Value = serde_saphyr::from_str(text).expect("the peer's default policy should be YAML");
     super::super::parity::merge(&mut policy, &json!({"spec": patch}));
     let policy: ClusterPolicy = serde_json::from_value(policy).expect("a ClusterPolicy");
-    let facts = Facts { runtimes: ["containerd://2.1.0".to_owned()].into(), ..Facts::default() };
+    let facts = Facts { runtimes: [runtime.to_owned()].into(), ..Facts::default() };
     build(&validate(&policy, &GPUVirtConfigSpec::default(), &facts).settings, &installation())
 }
 
