@@ -37,7 +37,7 @@ bench: ## benchmarks of the host library and the device plugin against what they
 nightly: ## what is too long for `make test`; STEP=topologies runs one step
 	@tests/nightly.sh $(STEP)
 
-soak: ## 200 restarts of a real kubelet: the devices are back after each (root, ten minutes)
+soak: ## 200 restarts of a real kubelet: the devices are back after each (root, five minutes)
 	@tests/soak.sh
 
 demo: ## the main job on a real control plane and a node with a real IOMMU; DOWN=1 ends it by itself, FLIPS=10 measures (root)

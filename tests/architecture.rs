@@ -1,6 +1,7 @@
 //! The walls of the house: which text a room's files may not contain, and why.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -46,6 +47,10 @@ const ONE_DOOR: &[(&str, &str, &str)] = &[
     ),
     ("env::var", "src/cli.rs", "one file reads the environment"),
 ];
+
+/// What the host library may not need, also not through others.
+const TOO_HEAVY: &[&str] =
+    &["kube", "kube-core", "kube-client", "k8s-openapi", "tokio", "hyper", "crds", "nvml-wrapper"];
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -105,6 +110,35 @@ fn every_border_has_one_door() {
         found.extend(offences(&files, text, why));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// Package → what it needs, by the lock file; what only its tests need is among it.
+fn needs() -> BTreeMap<String, BTreeSet<String>> {
+    let lock = fs::read_to_string("Cargo.lock").expect("the lock file should be readable");
+    let mut needs: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let name = package.lines().find_map(|line| line.strip_prefix("name = "));
+        let name = name.expect("a package should have a name").trim_matches('"');
+        let list = package.split_once("dependencies = [").map_or("", |(_, list)| list);
+        // One of several versions is followed by its number. Both are taken for one.
+        let names = list.lines().filter_map(|line| line.trim().strip_prefix('"')?.split(['"', ' ']).next());
+        needs.entry(name.to_owned()).or_default().extend(names.map(str::to_owned));
+    }
+    needs
+}
+
+#[test]
+fn the_host_library_stays_light() {
+    let needs = needs();
+    let (mut todo, mut all) = (vec!["vfio"], BTreeSet::new());
+    while let Some(name) = todo.pop() {
+        if all.insert(name) {
+            todo.extend(needs[name].iter().map(String::as_str));
+        }
+    }
+    assert!(all.contains("serde_core"), "what is needed through others is found: {all:?}");
+    let found: Vec<_> = TOO_HEAVY.iter().filter(|name| all.contains(**name)).collect();
+    assert!(found.is_empty(), "vfio needs {found:?}: `cargo tree -p vfio -i NAME` says through whom");
 }
 
 #[test]

@@ -8,6 +8,9 @@ observe 16 GPUs with 256 VFs on disk|50
 plan 16 GPUs with 256 VFs|1
 holders among 2000 processes with 50 descriptors on disk|150
 holders among 2000 processes with 50 descriptors of the kernel|150
+preferred allocation of 16 GPUs/1|1
+preferred allocation of 16 GPUs/8|1
+preferred allocation of 16 GPUs/16|1
 "
 
 rm -rf "$TARGET/criterion"

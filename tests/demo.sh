@@ -1,12 +1,13 @@
 #!/bin/bash
 # demo.sh [down]: the main job on real parts. Builds, starts a control plane and the lab's node, installs the chart, gives the node's GPUs
-# to virtual machines by a label, lets a pod have one, and takes them back. Leaves it all up; `demo.sh down` or DOWN=1 ends it.
+# to virtual machines by a label, lets a pod and KubeVirt's VMs have some, and takes them back. Leaves it all up; `demo.sh down` or DOWN=1 ends it.
 # FLIPS=N: N more label flips each way, with median and worst.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 STATE=/tmp/gpuvirt-demo
 NODE=node-1
 LABEL=nvidia.com/gpu.workload.config
 T4=nvidia.com/TU104GL_TESLA_T4
+H100=nvidia.com/GH100_H100_SXM5_80GB
 export KUBECONFIG=$STATE/admin.kubeconfig
 
 kubectl() { "$GPUVIRT_CLUSTER_BIN/kube" kubectl "$@"; }
@@ -46,7 +47,7 @@ builds() {
 start() {
 	[ ! -d "$STATE" ] || down
 	BIN=$GPUVIRT_CLUSTER_BIN tests/cluster/up.sh "$STATE"
-	OUT=$GPUVIRT_LAB tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
+	OUT=$GPUVIRT_LAB IMAGES="pause box virt-launcher" tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
 }
 install() {
 	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m \
@@ -98,6 +99,49 @@ workload() {
 	kubectl wait --for=condition=Ready pod/vm --timeout=60s >/dev/null
 	kubectl logs vm | sed 's/^/   /'
 }
+kubevirt() {
+	tests/cluster/kubevirt.sh "$STATE" >/dev/null
+	kubectl create namespace vms >/dev/null
+	kubectl wait --for=jsonpath='{.spec.configuration.permittedHostDevices.pciHostDevices}' -n kubevirt kubevirt/kubevirt --timeout=60s >/dev/null
+	echo "   gpuvirt has entered in the KubeVirt object:"
+	kubectl -n kubevirt get kubevirt kubevirt -o jsonpath='{range .spec.configuration.permittedHostDevices.pciHostDevices[*]}   {.pciVendorSelector} {.resourceName}{"\n"}{end}'
+}
+vmi() { # NAME DEVICE...: a virtual machine instance that asks for these
+	local name=$1 gpus= number=0
+	shift
+	for device in "$@"; do gpus+="{name: gpu$((++number)), deviceName: $device}, "; done
+	kubectl -n vms apply -f - >/dev/null <<-VMI
+		apiVersion: kubevirt.io/v1
+		kind: VirtualMachineInstance
+		metadata: {name: $name}
+		spec:
+		  terminationGracePeriodSeconds: 0
+		  domain:
+		    resources: {requests: {memory: 64Mi}}
+		    devices:
+		      autoattachPodInterface: false
+		      gpus: [${gpus%, }]
+	VMI
+}
+vm() {
+	local pod
+	vmi training $H100 $T4 $H100
+	kubectl -n vms wait --for=jsonpath='{.status.phase}'=Scheduled vmi/training --timeout=120s >/dev/null
+	pod=$(kubectl -n vms get pods -l vm.kubevirt.io/name=training -o name)
+	echo "   its pod is $pod; what the kubelet gave it:"
+	kubectl -n vms logs "$pod" | sed -n 's/^PCI_RESOURCE/   &/p'
+	echo "   and what KubeVirt's own code makes of that for libvirt:"
+	kubectl -n vms exec "$pod" -- virt-launcher-monitor gpus "$(kubectl -n vms get vmi training -o jsonpath='{.spec.domain.devices.gpus}')" 2>/dev/null | sed 's/^/   /'
+}
+second_vm() {
+	vmi waiting $H100
+	kubectl -n vms wait --for=condition=PodScheduled=false vmi/waiting --timeout=60s >/dev/null
+	"$TARGET/release/gpuvirt" explain vmi vms/waiting | sed 's/^/   /' || [ "${PIPESTATUS[0]}" = 2 ]
+	until kubectl -n vms get events --field-selector reason=GPUInUse -o name | grep -q .; do sleep .2; done
+	echo "   and as an event:"
+	kubectl -n vms get events --field-selector reason=GPUInUse -o custom-columns=:.involvedObject.name,:.reason,:.message --no-headers | sed 's/^/   /'
+}
+no_vms() { kubectl -n vms delete vmi --all --timeout=120s >/dev/null; }
 no_workload() { kubectl delete pod vm --timeout=60s >/dev/null; }
 flip() { # to_vm|to_container: sets TOOK and AGENT, its own part of it, in milliseconds
 	local from pod
@@ -150,6 +194,10 @@ step "kubectl label node/$NODE $LABEL=vm-passthrough, until $T4 can be requested
 show
 step "a pod requests one $T4" workload
 step "the pod goes" no_workload
+step "KubeVirt comes: its API types, virt-api and virt-controller" kubevirt
+step "a VirtualMachineInstance requests an H100, a T4 and an H100" vm
+step "another one requests an H100: why it does not start" second_vm
+step "the VMs go" no_vms
 step "kubectl label node/$NODE $LABEL=container, until the driver has the GPUs back" flip_once to_container
 show
 [ "${FLIPS:-0}" = 0 ] || step "$FLIPS more flips each way" flips

@@ -20,5 +20,8 @@ topologies() { PROPTEST_CASES=${PROPTEST_CASES:-10000} cargo test --locked --rel
 
 step topologies topologies
 step bench tests/bench.sh
+step soak tests/soak.sh
+step debian-kernel tests/lab/debian-kernel.sh
+step real-holder tests/lab/real-holder.sh
 
 [ ${#failed[@]} = 0 ] || { echo "failed steps: ${failed[*]}"; exit 1; }

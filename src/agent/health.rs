@@ -34,6 +34,10 @@ pub enum Ailment {
     )]
     FellOff { gpu: PciAddress },
     #[error(
+        "GPU {gpu} does not let itself be read: its lock is held or its driver waits for it, as in a reset that does not end; see the kernel's log for {gpu}"
+    )]
+    Silent { gpu: PciAddress },
+    #[error(
         "GPU {gpu}: /dev/vfio/{group} is not there, so no VM can open it; see what removes device nodes on this node"
     )]
     NoGroupNode { gpu: PciAddress, group: u32 },
@@ -73,6 +77,7 @@ impl Ailment {
             Self::Vanished { .. } => "Vanished",
             Self::Changed { .. } => "Changed",
             Self::FellOff { .. } => "FellOff",
+            Self::Silent { .. } => "Silent",
             Self::NoGroupNode { .. } => "NoGroupNode",
             Self::NoDeviceNode { .. } => "NoDeviceNode",
             Self::FatalErrors { .. } => "FatalErrors",
@@ -91,6 +96,7 @@ impl Ailment {
             Self::Vanished { .. }
             | Self::Changed { .. }
             | Self::FellOff { .. }
+            | Self::Silent { .. }
             | Self::NoGroupNode { .. }
             | Self::NoDeviceNode { .. }
             | Self::FatalErrors { .. } => Severity::Unhealthy,
@@ -122,6 +128,11 @@ pub fn at_sight(inventory: &Inventory, gpu: &Gpu<'_>) -> Vec<Ailment> {
     }
     if primary.on_vfio() {
         found.extend(missing_nodes(inventory, gpu));
+    }
+    if primary.late {
+        found.push(Ailment::Silent { gpu: address });
+        // The rest was not read.
+        return found;
     }
     if primary.power_state.as_deref() == Some("D3cold") {
         found.push(Ailment::Asleep { gpu: address });
@@ -161,11 +172,12 @@ pub struct Watch(BTreeMap<PciAddress, Memory>);
 struct Memory {
     /// Another card in the same place is another one.
     ids: Ids,
-    /// When the agent saw it first: what happened before is no news.
-    first: Aer,
-    last: Aer,
+    /// When the agent saw it first: what happened before is no news. And at the last look.
+    counted: Option<(Aer, Aer)>,
     /// When the last fatal error was seen, and how many there had been.
     fatal: Option<(Instant, u64)>,
+    /// Whether it could not be read at the last look.
+    silent: bool,
     /// Looks at it while it was in use and below its speed; `None` once it was seen at full speed.
     slow: Option<u32>,
 }
@@ -178,6 +190,9 @@ impl Watch {
             let address = gpu.primary.address;
             let mut found = at_sight(inventory, &gpu);
             found.extend(self.since(&gpu, in_use(address), now));
+            if self.is_at_work(&gpu, in_use(address)) {
+                found.retain(|ailment| *ailment != Ailment::Silent { gpu: address });
+            }
             if !found.is_empty() {
                 ailments.insert(address, found);
             }
@@ -186,26 +201,36 @@ impl Watch {
         ailments
     }
 
+    /// A VM that starts has its GPU reset, which holds the lock for a while: silence counts from the second look on.
+    fn is_at_work(&mut self, gpu: &Gpu<'_>, in_use: bool) -> bool {
+        let late = gpu.primary.late;
+        let silent =
+            self.0.get_mut(&gpu.primary.address).is_some_and(|memory| std::mem::replace(&mut memory.silent, late));
+        late && in_use && !silent
+    }
+
     fn since(&mut self, gpu: &Gpu<'_>, in_use: bool, now: Instant) -> Vec<Ailment> {
         let (primary, gpu) = (gpu.primary, gpu.primary.address);
-        let counted = primary.aer.unwrap_or_default();
-        let new = || Memory { ids: primary.ids(), first: counted, last: counted, fatal: None, slow: Some(0) };
+        let new = || Memory { ids: primary.ids(), counted: None, fatal: None, silent: false, slow: Some(0) };
         let memory = self.0.entry(gpu).or_insert_with(new);
         if memory.ids != primary.ids() {
             *memory = new();
         }
-        let mut found = Vec::new();
-        if counted.fatal > memory.last.fatal {
-            memory.fatal = Some((now, counted.fatal.saturating_sub(memory.first.fatal)));
+        if let Some(counted) = primary.aer {
+            let (first, last) = memory.counted.unwrap_or((counted, counted));
+            if counted.fatal > last.fatal {
+                memory.fatal = Some((now, counted.fatal.saturating_sub(first.fatal)));
+            }
+            memory.counted = Some((first, counted));
         }
+        let mut found = Vec::new();
         if let Some((_, count)) = memory.fatal.filter(|(at, _)| now < *at + AFTER_FATAL) {
             found.push(Ailment::FatalErrors { gpu, count });
         }
-        let nonfatal = counted.nonfatal.saturating_sub(memory.first.nonfatal);
+        let nonfatal = memory.counted.map_or(0, |(first, last)| last.nonfatal.saturating_sub(first.nonfatal));
         if nonfatal > 0 {
             found.push(Ailment::NonfatalErrors { gpu, count: nonfatal });
         }
-        memory.last = counted;
         if let (Some(link), Some(looks)) = (primary.link, memory.slow) {
             // An idle GPU lowers its speed to save power, so only one in use is judged by it.
             memory.slow = match link.current.speed.zip(link.maximum.speed) {

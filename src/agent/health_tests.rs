@@ -98,6 +98,35 @@ fn errors_from_before_the_first_look_are_no_news() {
 }
 
 #[test]
+fn counters_that_cannot_be_read_for_once_are_not_taken_for_zero() {
+    let mut looks = Looks::new();
+    looks.at(0, ", aer: [900, 7, 2]", false);
+    looks.at(30, "", false);
+    assert_eq!(looks.at(60, ", aer: [900, 7, 2]", false), [] as [&str; 0]);
+}
+
+#[test]
+fn a_gpu_that_cannot_be_read_is_unhealthy_and_nothing_else_is_said_of_it() {
+    let mut inventory = observe(&machine(", power: D3cold"));
+    inventory.functions.get_mut(&gpu()).unwrap().late = true;
+    inventory.functions.get_mut(&gpu()).unwrap().reset_methods.clear();
+    let ailments = at_sight(&inventory, &inventory.gpu(gpu()).unwrap());
+    assert_eq!(reasons(&ailments), ["Silent"]);
+    assert!(unfit(&ailments).is_some());
+}
+
+#[test]
+fn a_gpu_that_a_vm_starts_with_may_be_silent_for_one_look() {
+    let mut inventory = observe(&machine(""));
+    inventory.functions.get_mut(&gpu()).unwrap().late = true;
+    for (in_use, expected) in [(true, [false, true, true]), (false, [true, true, true])] {
+        let mut watch = Watch::default();
+        let silent = expected.map(|_| !watch.examine(&inventory, |_| in_use, Instant::now()).is_empty());
+        assert_eq!(silent, expected);
+    }
+}
+
+#[test]
 fn a_lost_transaction_is_told_and_a_fatal_error_withdraws_for_a_while() {
     let mut looks = Looks::new();
     looks.at(0, ", aer: [0, 0, 0]", false);

@@ -10,7 +10,8 @@ use super::readable::readable;
 /// One task for each holder that lives.
 #[derive(Default)]
 pub struct HolderEnds {
-    followed: BTreeMap<i32, AbortHandle>,
+    /// `None`: there was no such process when it was looked for.
+    followed: BTreeMap<i32, Option<AbortHandle>>,
 }
 
 impl HolderEnds {
@@ -18,8 +19,8 @@ impl HolderEnds {
     pub fn follow(&mut self, pids: impl IntoIterator<Item = i32>, due: &Arc<Notify>) {
         let pids: Vec<i32> = pids.into_iter().collect();
         self.followed.retain(|pid, task| {
-            let keep = pids.contains(pid) && !task.is_finished();
-            if !keep {
+            let keep = pids.contains(pid) && task.as_ref().is_none_or(|task| !task.is_finished());
+            if let Some(task) = task.as_ref().filter(|_| !keep) {
                 task.abort();
             }
             keep
@@ -32,10 +33,14 @@ impl HolderEnds {
             match pidfd_open(raw, PidfdFlags::NONBLOCK) {
                 Ok(fd) => {
                     let task = tokio::spawn(ended(fd, due.clone())).abort_handle();
-                    self.followed.insert(pid, task);
+                    self.followed.insert(pid, Some(task));
                 }
-                // It has ended between the look and now.
-                Err(rustix::io::Errno::SRCH) => due.notify_one(),
+                // It has ended between the look and now. Said once: a process that is seen and not found is of another
+                // pid namespace, and will not be found the next time either.
+                Err(rustix::io::Errno::SRCH) => {
+                    self.followed.insert(pid, None);
+                    due.notify_one();
+                }
                 Err(error) => {
                     tracing::debug!(pid, %error, "holder cannot be followed; the next resync will see its end");
                 }

@@ -104,8 +104,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A pod opens its device some time after it was given it; these looks see it.
 const AFTER_ALLOCATION: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(30)];
 const RETRY: Duration = Duration::from_secs(5);
-/// See [`only_allocated`].
+/// See [`only_allocated`]: how often the kubelet is asked, and how often it is looked whether the GPU was opened after all.
 const ALLOCATION_POLL: Duration = Duration::from_secs(2);
+const LATE_OPENING: Duration = Duration::from_secs(30);
 
 /// Runs until shutdown, or until something ends that the agent cannot be without.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
@@ -154,6 +155,8 @@ struct Agent {
     calls: Calls,
     /// What the kubelet was told last.
     offer: Offer,
+    /// Somebody has a GPU and has not opened it, see [`only_allocated`].
+    unopened: bool,
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
@@ -195,6 +198,7 @@ impl Agent {
             due,
             calls,
             offer: Offer::new(),
+            unopened: false,
             telemetry,
             metrics,
             resync: jittered(config.resync, &config.node),
@@ -210,6 +214,8 @@ impl Agent {
         let mut after_allocation: Vec<Instant> = Vec::new();
         let mut glances = interval_at(started + health::GLANCE, health::GLANCE);
         glances.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut polls = interval_at(started, ALLOCATION_POLL);
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let next_look = after_allocation.iter().copied().fold(next, Instant::min);
             tokio::select! {
@@ -218,7 +224,8 @@ impl Agent {
                 changed = states.changed() => if changed.is_err() { return Err(Error::Worker) },
                 () = self.due.notified() => sleep(SETTLE).await,
                 _ = glances.tick() => if !self.glance().await? { continue },
-                () = self.calls.noted.notified() => if !self.glance().await? { continue },
+                () = self.calls.noted.notified() => if !self.given_anew().await { continue },
+                _ = polls.tick(), if self.unopened => if !self.given_anew().await { continue },
                 () = self.calls.allocated.notified() => {
                     after_allocation = AFTER_ALLOCATION.map(|after| Instant::now() + after).to_vec();
                     continue;
@@ -302,8 +309,9 @@ impl Agent {
         if let Some(again) = observation.again {
             next = next.min(again.into());
         }
-        if only_allocated(&observation) {
-            next = next.min(Instant::now() + ALLOCATION_POLL);
+        self.unopened = only_allocated(&observation);
+        if self.unopened {
+            next = next.min(Instant::now() + LATE_OPENING);
         }
         Ok(next)
     }
@@ -316,6 +324,12 @@ impl Agent {
     /// Whether a round is due although nothing has called for one.
     async fn glance(&mut self) -> Result<bool, Error> {
         self.work(|manager, allocations| manager.glance(&allocations)).await
+    }
+
+    /// Whether a round is due because pods have other GPUs than they had. Asks the kubelet only.
+    async fn given_anew(&self) -> bool {
+        let allocations = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error));
+        self.manager.as_ref().is_some_and(|manager| manager.given_anew(&allocations))
     }
 
     async fn work<T: Send + 'static>(

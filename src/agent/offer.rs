@@ -9,7 +9,7 @@ use crds::{
     WorkloadMode,
     v1alpha1::{Advertise, AgentFunction},
 };
-use vfio::{Binding, Function, Gpu, Inventory, PciAddress, deviations};
+use vfio::{Binding, Function, Gpu, Inventory, ObserveError, PciAddress, deviations};
 
 use super::{
     device_plugin::{Device, Egm, Health, Offer, ResourceName, names},
@@ -55,7 +55,7 @@ pub fn offer(wish: &Wish, observation: &Observation, before: &Offer) -> Offered 
                 offered.offer.entry(name).or_default().push(device(observation, &gpu, withheld.as_deref()));
                 offered.withheld.extend(withheld.map(|why| (address, why)));
             }
-            Err(error) => tracing::warn!(gpu = %address, %error, "GPU is not offered"),
+            Err(error) => drop(offered.withheld.insert(address, error.to_string())),
         }
     }
     let lost = before.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
@@ -74,8 +74,14 @@ impl Offered {
         if unfit(ailments).is_none() {
             let still = deviations(inventory, gpu, Binding::Vfio);
             let how = still.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            let gone = inventory.gpu(gpu).is_none();
-            ailments.insert(0, if gone { Ailment::Vanished { gpu } } else { Ailment::Changed { gpu, how } });
+            let unread =
+                |error: &ObserveError| matches!(error, ObserveError::Function { address, .. } if *address == gpu);
+            let ailment = match inventory.gpu(gpu) {
+                Some(_) => Ailment::Changed { gpu, how },
+                None if inventory.errors.iter().any(unread) => Ailment::Silent { gpu },
+                None => Ailment::Vanished { gpu },
+            };
+            ailments.insert(0, ailment);
         }
         self.withheld.extend(unfit(ailments).map(|ailment| (gpu, ailment.to_string())));
         self.offer.entry(name.clone()).or_default().push(Device { health: Health::Unhealthy, ..device.clone() });

@@ -79,10 +79,12 @@ fn a_renamed_gpu_is_not_given_out_twice() {
 }
 
 #[test]
-fn a_reserved_alias_is_no_offer() {
-    let (mut wish, observation, _) = world();
+fn a_reserved_alias_is_no_offer_and_says_so() {
+    let (mut wish, observation, gpu) = world();
     wish.spec.aliases = vec![ResourceAlias { selector: "10de:1eb8".to_owned(), name: "nvidia.com/gpu".to_owned() }];
-    assert!(offered(&wish, &observation).is_empty());
+    let offered = offer(&wish, &observation, &Offer::new());
+    assert!(offered.offer.is_empty());
+    assert!(offered.withheld[&gpu].contains("nvidia.com/gpu"), "{:?}", offered.withheld);
 }
 
 #[test]
@@ -118,6 +120,10 @@ fn a_gpu_that_is_lost_stays_in_the_capacity_until_it_is_back_or_not_asked_for() 
         let cold = offered(&wish, &observation);
         assert_eq!(cold.values().flatten().count(), 7, "what was not offered before is not counted");
     }
+    let machine = Machine::described("eight-t4");
+    machine.write("/sys/bus/pci/devices/0000:18:00.0/vendor", "rubbish\n");
+    let unread = Observation { inventory: observe(&machine), ..Observation::default() };
+    assert_eq!(offer(&wish, &unread, &before).ailments[&gpu][0].reason(), "Silent");
     let back = offer(&wish, &observation, &before);
     assert_eq!(healthy(&back.offer), 8);
     wish.spec.mode = Some(WorkloadMode::Container);

@@ -11,8 +11,8 @@ use crds::{
     v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
-    Binding, Holder, Inventory, Journal, Kernel, KernelError, LinuxKernel, PciAddress, Plan, Root, World, deviations,
-    execute, holders, observe_except, plan,
+    Binding, Holder, Inventory, Journal, Kernel, LinuxKernel, PciAddress, Plan, Root, World, deviations, execute,
+    holders, observe_except, plan,
 };
 
 use super::{
@@ -68,6 +68,7 @@ pub struct VfioManager<K = LinuxKernel> {
     /// Of the last round.
     ailments: Ailments,
     in_use: BTreeSet<PciAddress>,
+    gpus: BTreeSet<String>,
     complaints: Vec<String>,
 }
 
@@ -110,6 +111,7 @@ impl<K: Kernel> VfioManager<K> {
             health: Watch::default(),
             ailments: Ailments::new(),
             in_use: BTreeSet::new(),
+            gpus: BTreeSet::new(),
             complaints,
         })
     }
@@ -146,6 +148,7 @@ impl<K: Kernel> VfioManager<K> {
             complaints.push(format!("journal: {stale} is not the device that was recorded; its entry is not acted on"));
         }
         let obstacles = self.obstacles(&view.inventory, wish);
+        self.gpus = addresses(&view.inventory).map(|gpu| gpu.to_string()).collect();
         self.in_use = view.held.keys().copied().collect();
         self.ailments = self.examine(&view.inventory);
         Observation {
@@ -167,11 +170,13 @@ impl<K: Kernel> VfioManager<K> {
     /// Reads sysfs only.
     pub fn glance(&mut self, allocations: &Result<Allocations, String>) -> bool {
         let inventory = observe_except(&self.root, &self.journal.locked());
-        let given = allocations.as_ref().is_ok_and(|now| {
-            let ours = |given: &Allocations| pod_resources::ours(given, |id| is_gpu(&inventory, id));
-            ours(now) != ours(&self.allocations)
-        });
-        self.examine(&inventory) != self.ailments || given
+        self.examine(&inventory) != self.ailments || self.given_anew(allocations)
+    }
+
+    /// Whether pods have other GPUs of the last round than they had then.
+    pub fn given_anew(&self, allocations: &Result<Allocations, String>) -> bool {
+        let ours = |given: &Allocations| pod_resources::ours(given, |id| self.gpus.contains(id));
+        allocations.as_ref().is_ok_and(|now| ours(now) != ours(&self.allocations))
     }
 
     fn examine(&mut self, inventory: &Inventory) -> Ailments {
@@ -228,7 +233,7 @@ impl<K: Kernel> VfioManager<K> {
                     work.tried.insert(gpu);
                     touched.insert(group);
                     work.steps.extend(plan.steps.iter().map(|step| format!("{gpu}: {step}")));
-                    match execute(&plan, &mut Awake(&mut self.kernel), &mut self.journal) {
+                    match execute(&plan, &mut self.kernel, &mut self.journal) {
                         Ok(()) => done.push((gpu, binding)),
                         Err(error) => self.failed(gpu, binding, translate::execution(&error), work),
                     }
@@ -356,23 +361,6 @@ struct Work {
     tried: BTreeSet<PciAddress>,
     steps: Vec<String>,
     refusals: BTreeMap<PciAddress, Refusal>,
-}
-
-/// The kernel's door, kept open between two plans of a round: the child behind it is started once.
-struct Awake<'a, K>(&'a mut K);
-
-impl<K: Kernel> Kernel for Awake<'_, K> {
-    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
-        self.0.write(path, value)
-    }
-
-    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
-        self.0.load_module(name)
-    }
-}
-
-fn is_gpu(inventory: &Inventory, id: &str) -> bool {
-    id.parse().is_ok_and(|address| inventory.gpu(address).is_some())
 }
 
 fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalError>) {

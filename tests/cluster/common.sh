@@ -39,6 +39,12 @@ stop() { # NAME: ends the recorded process, if it is still that process
 	rm -f "$file"
 }
 
+keep() { # PID: all that is started here ends with that process, and STATE is deleted; takes down what others have left
+	"$HERE/sweep.sh"
+	echo "$1 $(started "$1")" >"$STATE/owner"
+	start keeper "$HERE/keeper.sh" "$STATE" "$1"
+}
+
 until_ok() { # SECONDS COMMAND...
 	local end=$((SECONDS + $1))
 	shift

@@ -6,7 +6,7 @@
 cd "$STATE"
 
 stop keeper
-[ ! -f tap ] || "$HERE/../lab/down.sh" "$STATE"
+[ ! -e vm-out ] || "$HERE/../lab/down.sh" "$STATE"
 # Without controllers nothing comes back, so the kubelet can tear the pods down properly.
 for name in virt-api virt-controller kube-controller-manager kube-scheduler; do stop $name; done
 if [ -f pids/kubelet ]; then

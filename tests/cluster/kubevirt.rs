@@ -26,7 +26,7 @@ use crate::support::{
 
 const POLICY: &str = "cluster-policy";
 const WIRED: &str = "KubeVirtWired";
-const HYPER_CONVERGED: &str = "hyperconvergeds.hco.kubevirt.io";
+pub const HYPER_CONVERGED: &str = "hyperconvergeds.hco.kubevirt.io";
 
 pub fn nic() -> Value {
     json!({"pciVendorSelector": "8086:1572", "resourceName": "intel.com/x710"})
@@ -53,7 +53,7 @@ fn of_policy(policy: &ClusterPolicy) -> Option<&Condition> {
     wired(&policy.status.as_ref()?.conditions)
 }
 
-async fn until_wired(t: &Turn, status: &str, reason: &str, words: &[&str]) {
+pub async fn until_wired(t: &Turn, status: &str, reason: &str, words: &[&str]) {
     let promise = format!("{WIRED} is {status}, reason {reason}, message with {words:?}");
     wait::until(&t.all(), POLICY, &promise, |policy: &ClusterPolicy| {
         of_policy(policy).is_some_and(|c| {
@@ -282,66 +282,5 @@ fn an_entry_goes_with_the_last_node_that_has_the_gpu() {
         all.delete("n1", &DeleteParams::default()).await.expect("deletable");
         let object = until_permitted(t, &["intel.com/x710"]).await;
         nodes::until_event(t, object.uid(), "HostDevicesWithdrawn").await;
-    });
-}
-
-/// As its CRD has the field: a map keyed by the selector. The rest of the object is left open.
-async fn hyper_converged(t: &Turn) -> (Api<CustomResourceDefinition>, Api<DynamicObject>) {
-    let text = json!({"type": "string"});
-    let flag = json!({"type": "boolean"});
-    let pci = json!({
-        "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pciDeviceSelector"],
-        "items": {
-            "type": "object", "required": ["pciDeviceSelector", "resourceName"],
-            "properties": {
-                "pciDeviceSelector": text, "resourceName": text, "externalResourceProvider": flag, "disabled": flag,
-            },
-        },
-    });
-    let permitted = json!({"type": "object", "properties": {"pciHostDevices": pci}});
-    let schema = json!({"type": "object", "properties": {
-        "spec": {"type": "object", "properties": {"permittedHostDevices": permitted}},
-    }});
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": HYPER_CONVERGED},
-        "spec": {
-            "group": "hco.kubevirt.io", "scope": "Namespaced",
-            "names": {"kind": "HyperConverged", "plural": "hyperconvergeds", "singular": "hyperconverged", "listKind": "HyperConvergedList"},
-            "versions": [{"name": "v1beta1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
-        },
-    });
-    let crds: Api<CustomResourceDefinition> = t.all();
-    let crd: CustomResourceDefinition = serde_json::from_value(crd).expect("a CRD");
-    crds.create(&PostParams::default(), &crd).await.expect("a CRD should be creatable");
-    let resource = kubevirt::kind("hco.kubevirt.io", "v1beta1", "HyperConverged");
-    let api = Api::namespaced_with(t.client.clone(), kubevirt::NAME, &resource);
-    let mut object = DynamicObject::new("kubevirt-hyperconverged", &resource);
-    let nic = json!({"pciDeviceSelector": "8086:1572", "resourceName": "intel.com/x710"});
-    object.data = json!({"spec": {"permittedHostDevices": {"pciHostDevices": [nic]}}});
-    wait::eventually("HyperConverged is served", async || api.create(&PostParams::default(), &object).await.ok()).await;
-    (crds, api)
-}
-
-#[test]
-fn hyperconverged_is_written_instead_of_kubevirt_where_there_is_one() {
-    turn(async |t| {
-        with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
-        let (crds, api) = hyper_converged(t).await;
-        let _kubelets = Kubelets::start(t);
-        let _operator = t.operator("op-1").await;
-        let _agent = offering(t).await;
-        let name = "kubevirt-hyperconverged";
-        let ours = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true});
-        let list = "/spec/permittedHostDevices/pciHostDevices";
-        let object = kubevirt::until(&api, name, "HyperConverged permits the T4", |object| {
-            object.data.pointer(&format!("{list}/1")) == Some(&ours)
-        })
-        .await;
-        assert_eq!(object.data.pointer(&format!("{list}/0/resourceName")), Some(&json!("intel.com/x710")));
-        until_wired(t, "True", "Permitted", &["HyperConverged kubevirt/kubevirt-hyperconverged"]).await;
-        until_permitted(t, &["intel.com/x710"]).await;
-        crds.delete(HYPER_CONVERGED, &DeleteParams::default()).await.expect("deletable");
-        until_permitted(t, &["intel.com/x710", T4]).await;
     });
 }

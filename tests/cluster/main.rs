@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod explain;
+mod hyperconverged;
 mod kubelet;
 mod kubevirt;
 mod labels;

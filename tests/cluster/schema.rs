@@ -100,6 +100,31 @@ fn a_transition_stays_with_its_node_and_is_approved_for_its_own_plan_only() {
 }
 
 #[test]
+fn an_alias_is_a_resource_name_of_63_characters_at_most_and_one_for_each_id() {
+    turn(async |t| {
+        let with = |aliases: Value| {
+            json!({
+                "apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": "default"},
+                "spec": {"resourceAliases": aliases},
+            })
+        };
+        let alias = |name: &str| json!({"selector": "10de:1eb8", "name": name});
+        let long = format!("nvidia.com/{}", "x".repeat(64));
+        for wrong in ["nvidia.com/T4!", "T4", "nvidia.com/", "nvidia.com/-T4", &long] {
+            let refusal = create::<GPUVirtConfig>(t, with(json!([alias(wrong)]))).await;
+            refused(refusal, "spec.resourceAliases[0].name");
+        }
+        let selector = json!({"selector": "1eb8", "name": "nvidia.com/T4"});
+        refused(create::<GPUVirtConfig>(t, with(json!([selector]))).await, "spec.resourceAliases[0].selector");
+        let twice = json!([alias("nvidia.com/T4"), alias("nvidia.com/Tesla-T4")]);
+        refused(create::<GPUVirtConfig>(t, with(twice)).await, "Duplicate value");
+        let one_name =
+            json!([alias(&long[..long.len() - 1]), {"selector": "10de:1db6", "name": &long[..long.len() - 1]}]);
+        create::<GPUVirtConfig>(t, with(one_name)).await.expect("several ids may have one name");
+    });
+}
+
+#[test]
 fn a_gpunode_offers_nothing_in_no_mode() {
     turn(async |t| {
         let node = |spec: Value| json!({"apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUNode", "metadata": {"name": "n1"}, "spec": spec});

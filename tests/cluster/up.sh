@@ -7,11 +7,7 @@ ln -sfn "$(cd "${BIN:?the folder that build.sh filled}" && pwd)" "$STATE/bin"
 [ -z "$(ls "$STATE/pids")" ] || { echo "$STATE is in use; run down.sh first" >&2; exit 1; }
 # The kubelet's, containerd's and QEMU's sockets lie below it, and a socket's path has at most 107 characters.
 [ ${#STATE} -le 60 ] || { echo "$STATE is too long a path for the sockets in it: take one of at most 60 characters" >&2; exit 1; }
-if [ -n "${OWNER-}" ]; then
-	"$HERE/sweep.sh"
-	echo "$OWNER $(started "$OWNER")" >"$STATE/owner"
-	start keeper "$HERE/keeper.sh" "$STATE" "$OWNER"
-fi
+[ -z "${OWNER-}" ] || keep "$OWNER"
 
 NODE_IP=${NODE_IP:-$(ip -4 route get 192.0.2.1 2>/dev/null | sed -n 's/.* src \([0-9.]*\).*/\1/p')}
 API_PORT=$(free_port)

@@ -1,6 +1,6 @@
 //! The agent comes and goes, devices come and go.
 
-use crds::WorkloadMode;
+use crds::{WorkloadMode, v1alpha1::GPUStatus};
 
 use crate::{
     node::{GPU, NODE, T4, gpu, lab},
@@ -25,6 +25,35 @@ fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() 
         lab.until_allocatable(T4, "2").await;
         lab.switch(WorkloadMode::Container).await;
         assert_eq!(lab.drivers()["0000:01:00.1"], "snd_hda_intel", "the journal outlived the agent");
+    });
+}
+
+#[test]
+fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_is_finished_when_it_comes_back() {
+    lab(async |lab| {
+        let minor = lab.guest(&format!(r"sed -n 's/^Device Minor:\s*//p' /proc/driver/nvidia/gpus/{GPU}/information"));
+        // Opened, and no process is seen to have it: as a program that opens it after the agent's last look.
+        let user = lab.hold(&format!("hide /dev/nvidia{}", minor.trim()));
+        lab.label(WorkloadMode::VmPassthrough).await;
+        let hangs = |gpu: &GPUStatus| gpu.refusal.as_ref().is_some_and(|r| r.message.contains("drivers/nvidia/unbind"));
+        lab.until_gpu(GPU, "the GPU says which write hangs", hangs).await;
+        let served = |gpu: &GPUStatus| gpu.refusal.is_none() && gpu.mode == Some(WorkloadMode::VmPassthrough);
+        for other in ["0000:01:00.0", "0000:44:00.0", "0000:83:00.0", "0000:84:00.0"] {
+            lab.until_gpu(other, "the others are served", served).await;
+        }
+
+        let agent = lab.agent_pod().await;
+        lab.guest("for p in $(pidof gpuvirt); do if grep -q agent /proc/$p/cmdline; then kill -9 $p; fi; done");
+        lab.delete_pod(NAMESPACE, &agent).await;
+        let still = |gpu: &GPUStatus| gpu.refusal.as_ref().is_some_and(|r| r.reason == "WriteHanging");
+        let node = lab.until_gpu(GPU, "the next agent knows of it and looks on", still).await;
+        assert!(gpu(&node, "0000:44:00.0").is_some_and(served), "the others stay as they are: {node:?}");
+
+        lab.end(&user);
+        lab.until_serving(WorkloadMode::VmPassthrough).await;
+        assert_eq!(lab.drivers()[GPU], "vfio-pci");
+        lab.switch(WorkloadMode::Container).await;
+        assert_eq!(lab.drivers()[GPU], "nvidia", "the journal knew where it came from");
     });
 }
 

@@ -55,8 +55,10 @@ drivers() {
 }
 
 programs() {
-	for program in hold cdev; do gcc -static -O2 -Wall -Wextra -Werror -o $program "$HERE/$program.c"; done
-	cd "$HERE/plugin" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT/vfioplugin" .
+	for program in hold hide cdev killat; do gcc -static -O2 -Wall -Wextra -Werror -o $program "$HERE/$program.c"; done
+	cd "$HERE/plugin"
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT/vfioplugin" .
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT/kubelet" ./kubelet
 }
 
 image() {
@@ -67,13 +69,16 @@ image() {
 	cp -r modules/lib/modules/* $root/lib/modules/
 	for file in dep alias builtin; do [ -s $root/lib/modules/*/modules.$file ] || { echo "modules.$file is missing" >&2; return 1; }; done
 	cp "$(command -v busybox)" $root/bin/busybox
-	cp "$BIN"/{kube,containerd,containerd-shim-runc-v2,ctr} "$(command -v runc)" "$(command -v nft)" hold cdev $root/usr/bin/
+	cp "$BIN"/{kube,containerd,containerd-shim-runc-v2,ctr} "$(command -v runc)" "$(command -v nft)" hold hide cdev killat kubelet $root/usr/bin/
 	ln -s kube $root/usr/bin/kubectl
 	cp /usr/lib/cni/{bridge,host-local,loopback} $root/usr/lib/cni/
 	# The kubelet needs the real mount; the rest is for agents that look into the host.
 	for file in mount umount findmnt nsenter lsblk; do cp "$(command -v $file)" $root/usr/bin/; done
 	cp "$(command -v kmod)" $root/usr/bin/
 	for file in modprobe insmod rmmod lsmod modinfo; do ln -s ../usr/bin/kmod $root/sbin/$file; done
+	# What programs of Rust need that come later.
+	lib=$(dirname "$(ldd $root/usr/bin/kmod | sed -n 's/.*libc\.so\.6 => \([^ ]*\) .*/\1/p')")
+	for file in libgcc_s.so.1 libm.so.6; do install -D "$lib/$file" "$root$lib/$file"; done
 	for lib in $(for file in $root/usr/bin/* $root/usr/lib/cni/*; do ldd "$file" 2>/dev/null || true; done | grep -o '/lib[^ ]*' | sort -u); do
 		mkdir -p "$root/$(dirname "$lib")"
 		cp -L "$lib" "$root/$lib"
@@ -104,6 +109,6 @@ probe() {
 
 step kernel "$HERE/frag"
 step drivers "$HERE/pciid.c" "$HERE/nvidia.c" "$OUT/bzImage"
-step programs "$HERE/hold.c" "$HERE/cdev.c" "$HERE/plugin"
+step programs "$HERE/hold.c" "$HERE/hide.c" "$HERE/cdev.c" "$HERE/killat.c" "$HERE/plugin"
 step image "$HERE/rootfs" "$OUT/.drivers" "$OUT/.programs" "$BIN/kube" "$BIN/containerd"
 step probe "$OUT/.programs" "$HERE/../../images/box.sh" "$HERE/../../images/mkimg.py"

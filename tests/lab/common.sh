@@ -1,14 +1,12 @@
-# Sourced by the other scripts; the first argument is the state directory of a control plane.
+# Sourced by the other scripts; the first argument is the state directory of a control plane, or of a plain machine.
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$LAB/../cluster/common.sh"
-. "$STATE/env"
-HOST_IP=10.87.0.1
-GUEST_IP=10.87.0.2
+[ ! -f "$STATE/env" ] || . "$STATE/env"
 VM=$STATE/vm
 
 guest() { # COMMAND...: a root shell in the guest; its output and exit status
 	local out status
-	exec 9<>"/dev/tcp/$GUEST_IP/2222" || return 255
+	exec 9<>"/dev/tcp/$(cat "$VM/shell")" || return 255
 	printf '( %s\n) </dev/null 2>&1; printf "\\001%%s" $?; exit\n' "$*" >&9
 	out=$(cat <&9)
 	exec 9>&-

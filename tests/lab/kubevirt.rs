@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use crds::{WorkloadMode, labels, v1alpha1::GPUVirtConfig};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{GPUNode, GPUStatus, GPUVirtConfig},
+};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::{
     Api, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 
@@ -59,6 +62,17 @@ async fn alias(lab: &Lab, selector: &str, name: &str) {
     configs.patch("default", &params, &Patch::Apply(&config)).await.expect("a config should be accepted");
 }
 
+/// The note of an event about this very object.
+async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
+    let events: Api<Event> = Api::all(lab.client.clone());
+    let about = ListParams::default().fields(&format!("involvedObject.uid={}", object.uid().unwrap_or_default()));
+    wait::eventually(&format!("an event {reason}"), async || {
+        let found = events.list(&about).await.ok()?;
+        found.items.into_iter().find(|event| event.reason.as_deref() == Some(reason))?.message
+    })
+    .await
+}
+
 /// Deploy labels that are on.
 async fn deployed(lab: &Lab) -> BTreeSet<String> {
     let node = Api::<Node>::all(lab.client.clone()).get(NODE).await.expect("the node");
@@ -67,29 +81,18 @@ async fn deployed(lab: &Lab) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_vm_that_was_not_permitted_gets_its_gpu_by_the_label_alone_and_never_its_audio_function() {
+fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_function() {
     lab(async |lab| {
         with_kubevirt(lab).await;
         // KubeVirt keeps the hyphen in the variable's name.
         alias(lab, "10de:1eb1", ALIAS).await;
-        kubevirt::start_vm(&lab.client, "vm", &[ALIAS]).await;
-        kubevirt::until_refused(&lab.client, "vm", ALIAS).await;
+        kubevirt::start_vm(&lab.client, "rtx", &[ALIAS]).await;
+        kubevirt::until_refused(&lab.client, "rtx", ALIAS).await;
         lab.switch(WorkloadMode::VmPassthrough).await;
-        let vm = kubevirt::until_phase(&lab.client, "vm", "Scheduled").await;
-        assert_eq!(host_devices(lab, &vm).await, [RTX_4000]);
-        kubevirt::delete(&lab.client, "vm").await;
-    });
-}
+        let rtx = kubevirt::until_phase(&lab.client, "rtx", "Scheduled").await;
+        assert_eq!(host_devices(lab, &rtx).await, [RTX_4000], "its audio function takes no slot");
 
-#[test]
-fn as_many_host_devices_as_gpus_were_asked_for_in_the_order_of_the_spec() {
-    lab(async |lab| {
-        with_kubevirt(lab).await;
-        lab.switch(WorkloadMode::VmPassthrough).await;
-        let one = running(lab, "one", &[T4]).await;
         let two = running(lab, "two", &[H100, H100]).await;
-        let one = host_devices(lab, &one).await;
-        assert!(matches!(one.as_slice(), [gpu] if gpu == GPU || gpu == SECOND_T4), "one of the T4s: {one:?}");
         assert_eq!(sorted(host_devices(lab, &two).await), ["0000:83:00.0", "0000:84:00.0"]);
         kubevirt::delete_all(&lab.client).await;
 
@@ -97,9 +100,8 @@ fn as_many_host_devices_as_gpus_were_asked_for_in_the_order_of_the_spec() {
         let found = host_devices(lab, &four).await;
         assert_eq!(found.len(), 4, "{found:?}");
         let of = |places: [usize; 2]| sorted(places.map(|place| found[place].clone()).to_vec());
-        assert_eq!(of([0, 3]), ["0000:83:00.0", "0000:84:00.0"], "the H100s: {found:?}");
+        assert_eq!(of([0, 3]), ["0000:83:00.0", "0000:84:00.0"], "the H100s in the order of the spec: {found:?}");
         assert_eq!(of([1, 2]), [GPU, SECOND_T4], "the T4s: {found:?}");
-        kubevirt::delete_all(&lab.client).await;
     });
 }
 
@@ -108,7 +110,8 @@ fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
     lab(async |lab| {
         with_kubevirt(lab).await;
         lab.switch(WorkloadMode::VmPassthrough).await;
-        let vm = running(lab, "vm", &[T4]).await;
+        kubevirt::start_vm_that(&lab.client, "vm", &[T4], Some("LiveMigrate")).await;
+        let vm = kubevirt::until_phase(&lab.client, "vm", "Scheduled").await;
         let before = launcher(lab, "vm").await;
         let devices = host_devices(lab, &vm).await;
         let labels = deployed(lab).await;
@@ -116,12 +119,19 @@ fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
         let agent = lab.agent_pod().await;
         lab.delete_pod(NAMESPACE, &agent).await;
         let pod = format!("{VMS}/{}", before.1);
-        let held = |gpu: &crds::v1alpha1::GPUStatus| gpu.holders.iter().any(|h| h.pod.as_deref() == Some(pod.as_str()));
+        let held = |gpu: &GPUStatus| gpu.holders.iter().any(|h| h.pod.as_deref() == Some(pod.as_str()));
         lab.until_gpu(&devices[0], "the next agent knows whose it is", held).await;
         lab.until_allocatable(T4, "2").await;
 
         lab.label(WorkloadMode::Container).await;
-        lab.until_refused(&[&pod, &devices[0]]).await;
+        lab.until_refused(&["in use by VM vms/vm", &pod, &devices[0]]).await;
+        let waits = |node: &GPUNode| {
+            let operator = node.status.as_ref().and_then(|status| status.operator.as_ref());
+            let conditions = operator.map(|operator| operator.conditions.as_slice()).unwrap_or_default();
+            let drain = conditions.iter().find(|condition| condition.type_ == "VMsDrainable");
+            drain.is_some_and(|drain| drain.status == "False" && drain.message.contains("vms/vm"))
+        };
+        wait::until(&lab.gpu_nodes(), NODE, "a drain would wait for the VM", waits).await;
         assert_eq!(deployed(lab).await, labels, "the old mode's labels are there");
         assert!(lab.drivers().values().all(|driver| driver == "vfio-pci"));
         assert_eq!(launcher(lab, "vm").await, before, "nothing has happened to the VM");
@@ -148,7 +158,9 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
             let short = format!("Insufficient {T4}");
             conditions.into_iter().flatten().any(|c| c["message"].as_str().is_some_and(|text| text.contains(&short)))
         };
-        wait::until(&kubevirt::instances(&lab.client), "two", "one T4 is too few", waits).await;
+        let two = wait::until(&kubevirt::instances(&lab.client), "two", "one T4 is too few", waits).await;
+        let note = told(lab, &two, "GPUUnhealthy").await;
+        assert!(note.contains(GPU) && note.contains(&holder), "it is told which one, and who has it: {note}");
         let one = running(lab, "one", &[T4]).await;
         assert_eq!(host_devices(lab, &one).await, [SECOND_T4]);
         lab.end(&holder);

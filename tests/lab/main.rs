@@ -10,5 +10,6 @@ mod agent;
 mod kubevirt;
 mod modes;
 mod node;
+mod plain;
 mod pods;
 mod uninstall;

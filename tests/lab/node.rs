@@ -1,13 +1,6 @@
 //! The node, one for all tests of this program, and what a test does with it.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    panic::resume_unwind,
-    path::PathBuf,
-    sync::{Mutex, OnceLock, PoisonError},
-    thread,
-};
+use std::{collections::BTreeMap, env, path::PathBuf, sync::OnceLock};
 
 use crds::{
     WorkloadMode, labels,
@@ -22,6 +15,7 @@ use serde_json::json;
 
 use crate::support::{
     NAMESPACE,
+    alone::alone,
     cluster::{Cluster, script},
     kubevirt, wait,
 };
@@ -37,7 +31,6 @@ pub const GPU: &str = "0000:43:00.0";
 const IMAGES: &str = "pause box virt-launcher";
 
 static LAB: OnceLock<Result<Machine, String>> = OnceLock::new();
-static TURN: Mutex<()> = Mutex::new(());
 
 struct Machine {
     cluster: Cluster,
@@ -51,32 +44,21 @@ pub struct Lab {
 
 /// Runs a test when no other one runs, on a container node that nobody uses.
 pub fn lab(test: impl AsyncFnOnce(&Lab) + Send) {
-    const STACK: usize = 32 << 20;
-    let _mine = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let run = || {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(2).thread_stack_size(STACK).enable_all().build();
-        runtime.expect("a runtime should be buildable").block_on(async {
-            let machine = LAB.get_or_init(Machine::start).as_ref().unwrap_or_else(|error| panic!("no lab: {error}"));
-            let lab = Lab { cluster: &machine.cluster, client: machine.cluster.client().await };
-            lab.clean().await;
-            test(&lab).await;
-        });
+    let run = async || {
+        let machine = LAB.get_or_init(Machine::start).as_ref().unwrap_or_else(|error| panic!("no lab: {error}"));
+        let lab = Lab { cluster: &machine.cluster, client: machine.cluster.client().await };
+        lab.clean().await;
+        test(&lab).await;
     };
-    let failed = thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
-        thread.expect("a thread should be startable").join().err()
-    });
-    if let Some(panic) = failed {
+    alone(run, || {
         if let Some(Ok(machine)) = LAB.get() {
             show(&machine.cluster);
         }
-        resume_unwind(panic);
-    }
+    });
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test's equipment is named by the environment")]
-fn equipment(variable: &str, below_home: &str) -> PathBuf {
+pub fn equipment(variable: &str, below_home: &str) -> PathBuf {
     let home = || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(below_home);
     env::var_os(variable).map_or_else(home, PathBuf::from)
 }
@@ -128,7 +110,7 @@ impl Lab {
         kubevirt::delete_all(&self.client).await;
         let configs: Api<GPUVirtConfig> = Api::all(self.client.clone());
         let _ = configs.delete(CONFIG_NAME, &DeleteParams::default()).await;
-        self.guest("killall -9 hold 2>/dev/null; true");
+        self.guest("killall -9 hold hide 2>/dev/null; true");
         if !self.released() {
             self.install();
         }

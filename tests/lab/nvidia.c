@@ -8,6 +8,7 @@
 #include <linux/pci.h>
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
+#include <linux/version.h>
 
 #define GPU_MAJOR 195
 #define CONTROL_MINOR 255
@@ -59,7 +60,11 @@ static int gpu_release(struct inode *inode, struct file *file)
 
 static const struct file_operations fops = { .owner = THIS_MODULE, .open = gpu_open, .release = gpu_release };
 
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+static char *everyone(struct device *dev, umode_t *mode)
+#else
 static char *everyone(const struct device *dev, umode_t *mode)
+#endif
 {
 	if (mode)
 		*mode = 0666;

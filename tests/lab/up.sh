@@ -2,40 +2,20 @@
 # up.sh STATE [IMAGE.tar...]: boots a virtual machine as node "node-1" of the control plane in STATE, and waits until it is Ready.
 # OUT is the folder that build.sh filled. The images of BIN named in IMAGES (default: pause box) and the further archives are imported.
 . "$(dirname "$0")/common.sh"
+. "$LAB/machine.sh"
 shift
-OUT=$(cd "${OUT:?the folder that build.sh filled}" && pwd)
+HOST_IP=10.87.0.1
+GUEST_IP=10.87.0.2
 TAP=${TAP:-vmnode0}
-[ ! -e "$STATE/tap" ] || { echo "$STATE has a virtual machine already; run down.sh first" >&2; exit 1; }
+[ ! -e "$STATE/vm-out" ] || { echo "$STATE has a virtual machine already; run down.sh first" >&2; exit 1; }
 ! ip link show "$TAP" >/dev/null 2>&1 || { echo "$TAP exists: only one node can run on a machine" >&2; exit 1; }
 
-# Who the emulated devices say they are. PCI_SET overrides it, as BB:DD.F@OFFSET=DWORD of config space.
-identity() { # BB:DD.F DEVICE CLASS SUBSYSTEM, of vendor 10de
-	printf '%s@0=%s10de,%s@8=%sa1,%s@2c=%s10de,' "$1" "$2" "$1" "$3" "$1" "$4"
-}
-cards() {
-	identity 01:00.0 1eb1 030000 12a0 # Quadro RTX 4000 …
-	identity 01:00.1 10f8 040300 12a0 # … and its audio function, in one group
-	identity 43:00.0 1eb8 030200 12a2 # Tesla T4
-	identity 44:00.0 1eb8 030200 12a2
-	identity 83:00.0 2330 030200 16c1 # H100 SXM5 80GB
-	identity 84:00.0 2330 030200 16c1
-}
-ids=$(cards)
-MEMORY=${MEMORY:-8192}
-ln -sfn "$OUT" "$STATE/vm-out"
-rm -rf "$VM"
-mkdir -p "$VM"/{images,log}
+share $HOST_IP $GUEST_IP "$(readlink -f "$STATE/bin/kube")"
+echo $GUEST_IP/2222 >"$VM/shell"
 for image in ${IMAGES-pause box}; do cp "$STATE/bin/images/$image.tar" "$VM/images/"; done
 for image in "$@"; do cp "$image" "$VM/images/"; done
 cp "$STATE/pki/ca.crt" "$VM/"
 for name in kubelet proxy; do sed "s#$STATE/pki#/host#" "$STATE/$name.kubeconfig" >"$VM/$name.kubeconfig"; done
-cat >"$VM/env" <<E
-NODE=$NODE
-HOST_IP=$HOST_IP
-GUEST_IP=$GUEST_IP
-KUBE=$(readlink -f "$STATE/bin/kube")
-PCI_SET=${PCI_SET-${ids%,}}
-E
 
 # The guest reaches the API server at the host's own address; the routes let the host reach pods, and Services through the guest's kube-proxy.
 echo "$TAP" >"$STATE/tap"
@@ -45,31 +25,7 @@ ip link set "$TAP" up
 ip route add $POD_CIDR via $GUEST_IP
 ip route add $SERVICE_CIDR via $GUEST_IP
 
-began=$(date +%s%N)
-seconds() { echo "$((($(date +%s%N) - began) / 100000000))" | sed 's/.$/.&/; s/^\./0./'; }
-TMPDIR=$STATE start vm qemu-system-x86_64 -nodefaults -nographic -no-reboot -accel tcg,thread=multi -machine q35 -cpu "${CPU:-max}" -m "$MEMORY" -smp 2 \
-	-numa node,nodeid=0,cpus=0,memdev=m0 -numa node,nodeid=1,cpus=1,memdev=m1 \
-	-object memory-backend-ram,id=m0,size=$((MEMORY / 2))M -object memory-backend-ram,id=m1,size=$((MEMORY / 2))M \
-	-device intel-iommu,caching-mode=on,aw-bits=48 \
-	-device pxb-pcie,id=pxb0,bus=pcie.0,bus_nr=0x40,numa_node=0 -device pxb-pcie,id=pxb1,bus=pcie.0,bus_nr=0x80,numa_node=1 \
-	-device pcie-root-port,id=rp0,bus=pxb0,chassis=1,slot=1 -device x3130-upstream,id=up0,bus=rp0 \
-	-device xio3130-downstream,id=d0,bus=up0,chassis=11,slot=1 -device xio3130-downstream,id=d1,bus=up0,chassis=12,slot=2 \
-	-device pcie-root-port,id=rp1,bus=pxb1,chassis=2,slot=2 -device x3130-upstream,id=up1,bus=rp1 \
-	-device xio3130-downstream,id=d2,bus=up1,chassis=13,slot=1 -device xio3130-downstream,id=d3,bus=up1,chassis=14,slot=2 \
-	-device edu,id=gpu0,bus=d0 -device edu,id=gpu1,bus=d1 -device edu,id=gpu2,bus=d2 -device edu,id=gpu3,bus=d3 \
-	-device pcie-root-port,id=rp2,bus=pcie.0,chassis=3,slot=3 -device edu,id=twin,bus=rp2,addr=0.0,multifunction=on -device ich9-intel-hda,bus=rp2,addr=0.1 \
-	-device pcie-root-port,id=rp3,bus=pcie.0,chassis=4,slot=4 -device nvme-subsys,id=ss0 \
-	-device nvme,id=nvme0,bus=rp3,serial=abc,subsys=ss0,sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=8,max_ioqpairs=16,msix_qsize=17 \
-	-drive "if=none,id=root,file=$OUT/root.ext4,format=raw,snapshot=on,cache=unsafe" -device virtio-blk-pci,drive=root,bus=pcie.0 \
-	-netdev "tap,id=net,ifname=$TAP,script=no,downscript=no" -device virtio-net-pci,netdev=net,bus=pcie.0,romfile= \
-	-fsdev "local,id=host,path=$VM,security_model=none" -device virtio-9p-pci,fsdev=host,mount_tag=host,bus=pcie.0 \
-	-qmp "unix:$VM/monitor.sock,server=on,wait=off" -serial "file:$VM/log/console.log" \
-	-kernel "$OUT/bzImage" -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 ${APPEND-intel_iommu=on iommu=pt}"
-
-alive() { [ -n "$(started "$(cut -d' ' -f1 "$STATE/pids/vm")")" ]; }
-until_ok 60 eval '[ -s "$VM/log/times" ] || ! alive'
-alive || { cat "$STATE/log/vm.log" "$VM/log/console.log" >&2; exit 1; }
-echo "booted after $(seconds) s"
+boot "tap,ifname=$TAP,script=no,downscript=no" -no-reboot
 until_ok 120 kubectl get node/$NODE
 echo "registered after $(seconds) s"
 until_ok 120 kubectl wait --for=condition=Ready node/$NODE --timeout=1s

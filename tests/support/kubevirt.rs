@@ -101,6 +101,16 @@ pub async fn until(
 
 /// An instance that asks for these GPUs, named `gpu1` and on, in this order.
 pub async fn start_vm(client: &Client, name: &str, resources: &[&str]) -> DynamicObject {
+    start_vm_that(client, name, resources, None).await
+}
+
+/// And that a drain treats like this.
+pub async fn start_vm_that(
+    client: &Client,
+    name: &str,
+    resources: &[&str],
+    eviction_strategy: Option<&str>,
+) -> DynamicObject {
     let gpus: Vec<Value> = resources
         .iter()
         .enumerate()
@@ -109,6 +119,7 @@ pub async fn start_vm(client: &Client, name: &str, resources: &[&str]) -> Dynami
     let mut vm = DynamicObject::new(name, &kind("kubevirt.io", "v1", "VirtualMachineInstance"));
     vm.data = json!({"spec": {
         "terminationGracePeriodSeconds": 0,
+        "evictionStrategy": eviction_strategy,
         "domain": {
             "resources": {"requests": {"memory": "64Mi"}},
             "devices": {"autoattachPodInterface": false, "gpus": gpus},

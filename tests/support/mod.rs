@@ -1,7 +1,8 @@
 //! A real control plane for tests, the product's programs against it, and players for the parts that are not there.
 //!
 //! ```text
-//! turn      one test at a time on one control plane, clean at its beginning
+//! alone     one test at a time
+//! turn      a test's turn on the one control plane, clean at its beginning
 //! cluster   the control plane (tests/cluster/up.sh), the chart in it
 //! kubevirt  KubeVirt's own controllers (tests/cluster/kubevirt.sh), and virtual machines in them
 //! machine   this host as a real node (tests/cluster/node.sh)
@@ -14,6 +15,7 @@
 #![allow(dead_code, reason = "each ring uses its own part")]
 
 pub mod agents;
+pub mod alone;
 pub mod cluster;
 pub mod identity;
 pub mod kubelets;

@@ -1,10 +1,6 @@
 //! Tests take turns on one control plane, and each begins on a clean one.
 
-use std::{
-    panic::resume_unwind,
-    sync::{Mutex, OnceLock, PoisonError},
-    thread,
-};
+use std::sync::OnceLock;
 
 use crds::{
     labels,
@@ -32,6 +28,7 @@ use tempfile::TempDir;
 
 use super::{
     NAMESPACE,
+    alone::alone,
     cluster::{Cluster, source},
     identity, machine,
     program::Program,
@@ -42,7 +39,6 @@ use super::{
 pub const LEASE: &str = "gpuvirt-operator";
 
 static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
-static TURN: Mutex<()> = Mutex::new(());
 
 /// One test's time on the control plane.
 pub struct Turn {
@@ -53,27 +49,13 @@ pub struct Turn {
     pub dir: TempDir,
 }
 
-/// A ClusterPolicy is large, and unoptimized futures hold several of them.
-const STACK: usize = 32 << 20;
-
 /// Runs a test when no other one runs.
 pub fn turn(test: impl AsyncFnOnce(&Turn) + Send) {
-    let _mine = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let run = || {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(2).thread_stack_size(STACK).enable_all().build();
-        runtime.expect("a runtime should be buildable").block_on(async {
-            let turn = Turn::begin().await;
-            test(&turn).await;
-        });
+    let run = async || {
+        let turn = Turn::begin().await;
+        test(&turn).await;
     };
-    let failed = thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
-        thread.expect("a thread should be startable").join().err()
-    });
-    if let Some(panic) = failed {
-        resume_unwind(panic);
-    }
+    alone(run, || {});
 }
 
 impl Turn {

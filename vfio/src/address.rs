@@ -23,18 +23,22 @@ pub struct PciAddress {
 pub struct AddressError(String);
 
 impl PciAddress {
+    /// The segment of the host's PCI hierarchy (`0000`, or as NVIDIA Grace and Intel VMD have it, others).
     pub fn domain(self) -> u32 {
         self.domain
     }
 
+    /// The bus within the domain.
     pub fn bus(self) -> u8 {
         self.bus
     }
 
+    /// The slot on the bus, 0-31.
     pub fn device(self) -> u8 {
         self.device
     }
 
+    /// The function in the slot, 0-7.
     pub fn function(self) -> u8 {
         self.function
     }

@@ -27,6 +27,7 @@ pub struct Framebuffer {
     pub device: Option<PciAddress>,
     /// The console (`vtconN`) that is drawn into it now.
     pub console: Option<String>,
+    /// Who made it, and so when it goes.
     pub kind: FramebufferKind,
 }
 

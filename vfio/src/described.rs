@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::address::PciAddress;
 use crate::driver;
+use crate::egm::EGM;
 use crate::inventory::{PCI_DEVICES, device_path};
 use crate::iommu::GROUPS;
 use crate::tree::Tree;
@@ -44,6 +45,8 @@ pub struct Description {
     unsafe_interrupts: Option<bool>,
     #[serde(default)]
     firmware_memory: BTreeMap<u32, Vec<String>>,
+    #[serde(default)]
+    egm: BTreeMap<String, Vec<PciAddress>>,
     #[serde(default)]
     mdevs: BTreeMap<String, DescribedMdev>,
     screen: Option<Screen>,
@@ -138,18 +141,25 @@ enum DescribedAcs {
 }
 
 /// Why a text describes no machine.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DescriptionError {
+    /// The text is no YAML, or has a key that is not known or lacks one that is needed; the parser's words.
     #[error("{0}; the format is in vfio/README.md")]
     Yaml(String),
+    /// A value of a function is not written as `expected`.
     #[error("function {address}: {field} `{text}`: expected {expected}")]
     Field { address: PciAddress, field: &'static str, text: String, expected: &'static str },
+    /// The ports above a function lead back to it.
     #[error("function {address} is under {port}, which is under it, too")]
     Circle { address: PciAddress, port: PciAddress },
+    /// A range of `firmware_memory` is not two hex numbers.
     #[error("firmware_memory of group {group}: `{text}`: expected `0xFIRST 0xLAST`")]
     Memory { group: u32, text: String },
+    /// A mediated device is of a type that its function does not offer.
     #[error("mdev {uuid}: function {on} has no `{kind}` among its mdev_types")]
     Mdev { uuid: String, on: PciAddress, kind: String },
+    /// A holder has something open that no device node leads to.
     #[error("holder {pid}: `{open}` is neither a path nor a function with a device node")]
     Holder { pid: i32, open: String },
 }
@@ -194,6 +204,11 @@ impl Description {
         if let Some(allowed) = self.unsafe_interrupts {
             let parameter = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
             tree.file(parameter, if allowed { "Y\n" } else { "N\n" });
+        }
+        for (name, gpus) in &self.egm {
+            let gpus: Vec<_> = gpus.iter().map(|gpu| format!("{gpu}\n")).collect();
+            tree.file(Path::new(EGM).join(name).join("gpu_devices"), gpus.concat());
+            tree.file(Path::new("/dev").join(name), "char 250:0");
         }
         if self.iommufd {
             tree.file("/dev/iommu", "char 10:124");

@@ -29,7 +29,9 @@ pub(crate) fn canonical(name: &str) -> String {
 /// A VFIO driver: the module that has it and the name it has in `/sys/bus/pci/drivers`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct VfioDriver {
+    /// With `_` for `-`, as the kernel has it.
     pub module: String,
+    /// `vfio-pci`, or the module's name for variants.
     pub name: String,
 }
 

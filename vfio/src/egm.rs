@@ -7,17 +7,19 @@ use std::path::{Path, PathBuf};
 use crate::address::PciAddress;
 use crate::host::{self, Host};
 
-const CLASS: &str = "/sys/class/egm";
+pub(crate) const EGM: &str = "/sys/class/egm";
 
 /// Device nodes, e.g. `/dev/egm0`, each with the GPUs whose memory it is (`/sys/class/egm/egm0/gpu_devices`). Empty on
-/// hosts without such memory. One whose GPUs cannot be read is left out: it could be given to the wrong VM.
+/// hosts without such memory. Left out are nodes whose GPUs cannot be read, since they could go to the wrong VM, and those
+/// that are not there, since a container that is promised one does not start.
 pub fn egm(host: &impl Host) -> BTreeMap<PathBuf, BTreeSet<PciAddress>> {
-    let names = host.list(Path::new(CLASS)).unwrap_or_default();
+    let names = host.list(Path::new(EGM)).unwrap_or_default();
     let memory = names.iter().filter_map(|name| {
-        let text = host::text(host, &Path::new(CLASS).join(name).join("gpu_devices")).ok()?;
+        let text = host::text(host, &Path::new(EGM).join(name).join("gpu_devices")).ok()?;
         let words = text.split(|c: char| c.is_ascii_whitespace() || c == ',').filter(|word| !word.is_empty());
         let gpus: BTreeSet<PciAddress> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
-        (!gpus.is_empty()).then(|| (Path::new("/dev").join(name), gpus))
+        let node = Path::new("/dev").join(name);
+        (!gpus.is_empty() && host.exists(&node)).then_some((node, gpus))
     });
     memory.collect()
 }
@@ -30,10 +32,10 @@ mod tests {
     #[test]
     fn each_node_has_the_gpus_of_its_socket() {
         let machine = Machine::described("gb200-bound");
-        assert_eq!(egm(&machine), BTreeMap::new());
-        machine.write("/sys/class/egm/egm0/gpu_devices", "0008:01:00.0\n0009:01:00.0\n");
         let gpus = ["0008:01:00.0", "0009:01:00.0"].map(|address| address.parse().unwrap());
         assert_eq!(egm(&machine), BTreeMap::from([("/dev/egm0".into(), BTreeSet::from(gpus))]));
+        machine.remove("/dev/egm0");
+        assert_eq!(egm(&machine), BTreeMap::new(), "no node");
     }
 
     #[test]

@@ -11,10 +11,13 @@ use crate::kernel::{Kernel, KernelError};
 use crate::plan::{Plan, Step};
 
 /// Where a plan came to a stop. What was done before stands; a new plan goes on from there, or back.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
+    /// The kernel did not do a step; where the write hangs, the journal has it.
     #[error("gpu {gpu}: could not {step}: {source}")]
     Kernel { gpu: PciAddress, step: Box<Step>, source: KernelError },
+    /// A step could not be noted, so it was not done.
     #[error("gpu {gpu}: could not {step}: {source}")]
     Journal { gpu: PciAddress, step: Box<Step>, source: JournalError },
 }
@@ -24,12 +27,6 @@ pub enum ExecuteError {
 /// Success says that the kernel took every write, not that the devices are where they should be:
 /// [`deviations`](crate::verify::deviations) says that.
 pub fn execute(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> Result<(), ExecuteError> {
-    let result = execute_steps(plan, kernel, journal);
-    kernel.rest();
-    result
-}
-
-fn execute_steps(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> Result<(), ExecuteError> {
     let gpu = plan.gpu;
     for step in &plan.steps {
         let failed = |source| ExecuteError::Journal { gpu, step: Box::new(step.clone()), source };

@@ -15,9 +15,13 @@ pub const NVIDIA: u16 = 0x10de;
 /// The four numbers by which a function is told from another one in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ids {
+    /// Who made the chip.
     pub vendor: u16,
+    /// Which chip it is.
     pub device: u16,
+    /// Who made the board.
     pub subsystem_vendor: u16,
+    /// Which board it is.
     pub subsystem_device: u16,
 }
 
@@ -27,9 +31,13 @@ pub struct Ids {
 pub struct Function {
     /// The name of its directory.
     pub address: PciAddress,
+    /// Who made the chip ([`NVIDIA`] is 0x10de).
     pub vendor: u16,
+    /// Which chip it is.
     pub device: u16,
+    /// Who made the board; 0 of many virtual functions.
     pub subsystem_vendor: u16,
+    /// Which board it is; 0 of many virtual functions.
     pub subsystem_device: u16,
     /// Three bytes: base class, subclass, interface (`0x030200` is a 3D controller).
     pub class: u32,

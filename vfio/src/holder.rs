@@ -64,6 +64,7 @@ const DAEMONS: [(&str, &str); 11] = [
 ];
 
 impl Holder {
+    /// Told by the pod, the name of the process and the path.
     pub fn kind(&self) -> HolderKind {
         let command = self.command.as_str();
         match &self.pod {

@@ -50,8 +50,10 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
     let unclaimed = unclaimed_minors(host, &minors);
     for gpu in inventory.gpus() {
         let address = gpu.primary.address;
-        let parts = parts(inventory, address);
-        for group in gpu.group.into_iter().chain(parts) {
+        // A companion may have a group of its own.
+        let companions = gpu.companions.iter().filter_map(|function| function.iommu_group);
+        let groups: BTreeSet<u32> = gpu.group.into_iter().chain(companions).chain(parts(inventory, address)).collect();
+        for group in groups {
             add(PathBuf::from(format!("/dev/vfio/{group}")), address);
         }
         match minors.get(&address) {

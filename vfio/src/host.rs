@@ -34,23 +34,31 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Major and minor number of a device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
+    /// The driver's.
     pub major: u32,
+    /// The device's among those of the driver.
     pub minor: u32,
 }
 
 /// What kind of file a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
+    /// A plain file, also an attribute of sysfs.
     Regular,
+    /// A directory.
     Directory,
+    /// A node of a character device, e.g. `/dev/vfio/7`.
     CharDevice(DeviceNumber),
+    /// A node of a block device.
     BlockDevice(DeviceNumber),
+    /// A pipe, a socket or a link.
     Other,
 }
 
 /// The part of `stat(2)` that is needed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
+    /// What it leads to.
     pub kind: FileKind,
 }
 

@@ -37,19 +37,25 @@ pub struct Inventory {
 }
 
 /// Something that could not be read.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum ObserveError {
+    /// Without this attribute the function cannot be told, so it is not in the inventory. Its group names it.
     #[error("pci function {address}: {attribute}: {reason}; it is left out, the others are served")]
     Function { address: PciAddress, attribute: &'static str, reason: String },
+    /// The function is in the inventory without this attribute.
     #[error("pci function {address}: {attribute}: {reason}; it is taken as unset")]
     Attribute { address: PciAddress, attribute: &'static str, reason: String },
+    /// What takes its lock, or asks its driver or the device, has not come back in time ([`Function::late`]).
     #[error(
         "pci function {address}: {reason}: its lock is held, or its driver waits for it; it is left as it is, the others are \
          served"
     )]
     Late { address: PciAddress, reason: String },
+    /// The kernel lists something that is not named like a PCI function.
     #[error("`{name}` in {PCI_DEVICES} is not a PCI address; it is left out")]
     Name { name: String },
+    /// A file or directory of the host; what it would have told counts as empty.
     #[error("{path}: {reason}", path = path.display())]
     Host { path: PathBuf, reason: String },
 }

@@ -39,7 +39,9 @@ pub(crate) fn open_nodes(host: &impl Host) -> BTreeSet<u32> {
 /// A range of bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Region {
+    /// Its first byte.
     pub first: u64,
+    /// Its last byte.
     pub last: u64,
 }
 

@@ -14,8 +14,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::address::PciAddress;
-use crate::host::{self, Host};
+use crate::host::Host;
 use crate::inventory::{Function, Ids, Inventory};
+
+mod pending;
+
+pub use pending::Pending;
+pub(crate) use pending::parse_stat;
 
 /// Where it is by default, as the host sees it.
 pub const PATH: &str = "/run/gpuvirt/journal";
@@ -42,18 +47,6 @@ impl Origin {
             Self::Driver(_) | Self::Unbound => false,
         }
     }
-}
-
-/// A write that has not come back: the process sleeps in the kernel and holds the device's lock.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Pending {
-    /// As the host counts.
-    pub pid: i32,
-    /// Field 22 of `/proc/PID/stat`, clock ticks since boot: tells the process from a later one with the same pid.
-    pub start_time: u64,
-    /// The file that is written to.
-    pub path: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,16 +80,20 @@ pub struct Journal {
 }
 
 /// Why the journal could not be read or written.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
+    /// Its file or the directory around it.
     #[error("journal {path}: {source}; nothing is changed on the host before it can be written", path = path.display())]
     Io { path: PathBuf, source: io::Error },
+    /// It is no JSON of this version. Said once: it was moved aside.
     #[error(
         "journal {path} is damaged ({reason}) and was moved to {moved_to}; an empty one is used from now on, so who bound \
          the devices that are on vfio-pci now is not known, and they are not released",
         path = path.display(), moved_to = moved_to.display()
     )]
     Corrupt { path: PathBuf, moved_to: PathBuf, reason: String },
+    /// Somebody asks who does not lead any more.
     #[error(
         "step of epoch {asked} is older than epoch {executed}, which this host has executed; a newer leader is at work"
     )]
@@ -223,7 +220,7 @@ impl Journal {
     /// Drops hanging writes whose process has ended; returns their devices. Cheap: call it before every look at the host.
     pub fn settle(&mut self, host: &impl Host) -> Result<Vec<PciAddress>, JournalError> {
         let ended: Vec<_> =
-            self.state.pending.iter().filter(|(_, pending)| !alive(host, pending)).map(|(a, _)| *a).collect();
+            self.state.pending.iter().filter(|(_, pending)| !pending::alive(host, pending)).map(|(a, _)| *a).collect();
         let mut state = self.state.clone();
         state.pending.retain(|address, _| !ended.contains(address));
         self.save(state)?;
@@ -264,27 +261,6 @@ impl Journal {
         self.state = state;
         Ok(())
     }
-}
-
-/// A zombie has left the kernel: its write has come back.
-fn alive(host: &impl Host, pending: &Pending) -> bool {
-    let stat = PathBuf::from(format!("/proc/{}/stat", pending.pid));
-    match host::optional(host::text(host, &stat)) {
-        // A start time of 0 was not known: any process with that pid may be it.
-        Ok(text) => text.as_deref().and_then(parse_stat).is_some_and(|(state, start_time)| {
-            state != 'Z' && (pending.start_time == 0 || start_time == pending.start_time)
-        }),
-        // Not known: keep away from the device's lock.
-        Err(_) => true,
-    }
-}
-
-/// State and start time (fields 3 and 22) of `/proc/PID/stat`; the name in field 2 may hold anything, also `)`.
-pub(crate) fn parse_stat(text: &str) -> Option<(char, u64)> {
-    let (_, fields) = text.rsplit_once(')')?;
-    let mut fields = fields.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
 }
 
 fn move_aside(path: PathBuf, error: &serde_json::Error) -> JournalError {
@@ -398,22 +374,5 @@ mod tests {
         journal.admit_epoch(3).unwrap();
         fs::write(path.with_extension("new"), "{\"epoch\": 9").unwrap();
         assert_eq!(Journal::open(&path).unwrap().epoch(), 3);
-    }
-
-    #[test]
-    fn a_process_is_told_from_a_later_one_and_from_its_remains() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = host::Root::new(dir.path()).unwrap();
-        let pending = Pending { pid: 42, start_time: 987, path: "/sys/x".into() };
-        let stat = |state: char, start: u64| {
-            fs::create_dir_all(dir.path().join("proc/42")).unwrap();
-            let text = format!("42 (a) b) {state} 1 42 42 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0\n");
-            fs::write(dir.path().join("proc/42/stat"), text).unwrap();
-        };
-        assert!(!alive(&host, &pending), "gone");
-        for (state, start, expected) in [('D', 987, true), ('S', 987, true), ('Z', 987, false), ('D', 988, false)] {
-            stat(state, start);
-            assert_eq!(alive(&host, &pending), expected, "{state} {start}");
-        }
     }
 }

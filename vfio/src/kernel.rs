@@ -43,23 +43,29 @@ pub trait Kernel {
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError>;
     /// Loads a module with what it needs; one that is loaded or built in is fine.
     fn load_module(&mut self, name: &str) -> Result<(), KernelError>;
-    /// Said when a plan is through: what was kept ready for its next write may go.
+    /// Said when no write follows for now: what was kept ready for it may go.
     fn rest(&mut self) {}
 }
 
 /// Why the host was not changed.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
+    /// The kernel's answer to a write, as `errno(3)`.
     #[error("{path}: {}", Errno::from_raw(*errno).desc(), path = path.display())]
     Refused { path: PathBuf, errno: i32 },
+    /// No answer within the deadline. `pid` and `start_time` (clock ticks since boot) tell the process that waits, for
+    /// [`Journal::pending`](crate::Journal::pending); `wait_channel` is the kernel function that it sleeps in.
     #[error(
         "{path}: the write has not come back after {} s: pid {pid} waits in {wait_channel}; the device is in use, and stays \
          as it is until its user lets go",
         after.as_secs_f32(), path = path.display()
     )]
     Hung { path: PathBuf, pid: i32, start_time: u64, wait_channel: String, after: Duration },
+    /// A module is not loaded; see [`ModuleError`].
     #[error("module {name}: {reason}")]
     Module { name: String, reason: String },
+    /// The child could not be started, or ended without an answer.
     #[error("{helper} {COMMAND}: {reason}", helper = helper.display())]
     Child { helper: PathBuf, reason: String },
 }
@@ -76,7 +82,8 @@ impl KernelError {
 
 /// The kernel of the host below a root directory.
 ///
-/// The child starts with the first write of a plan, serves all of them, and ends with the plan.
+/// The child starts with the first write, serves all that follow, also those of further plans, and ends with
+/// [`rest`](Kernel::rest), or with this.
 pub struct LinuxKernel {
     host_root: PathBuf,
     helper: PathBuf,

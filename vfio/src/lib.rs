@@ -20,6 +20,8 @@
 //! killed; `driver_override` survives an unbind, reads `(null)` when empty and is cleared by writing a newline; `new_id`
 //! grabs every device of an id; a group with a member on a host driver cannot be opened, one with an unbound member can.
 
+#![warn(missing_docs)]
+
 pub mod address;
 pub mod bar;
 pub mod console;

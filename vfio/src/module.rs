@@ -27,16 +27,21 @@ pub use tables::{ModuleFile, Modules};
 const COMPRESSED_FILE: u32 = 4;
 
 /// Why a module is not there.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
+    /// Neither a file of it nor built in.
     #[error(
         "not among the modules of kernel {release}; install the kernel's full module package, then `modprobe {name}`"
     )]
     Unknown { name: String, release: String },
+    /// Somebody forbids it.
     #[error("{ban}")]
     Forbidden { ban: Ban },
+    /// A table or the module's file.
     #[error("{path}: {source}", path = path.display())]
     Read { path: PathBuf, source: io::Error },
+    /// The kernel's answer (`finit_module(2)`), with what it means most often.
     #[error("{path}: {}{hint}; try `modprobe {name}` on the host", errno.desc(), path = path.display())]
     Refused { name: String, path: PathBuf, errno: Errno, hint: &'static str },
 }
@@ -44,6 +49,7 @@ pub enum ModuleError {
 /// One thing to give to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
+    /// The module and where it lies.
     pub file: ModuleFile,
     /// As `modprobe` would pass them.
     pub parameters: String,

@@ -18,6 +18,7 @@ pub struct LinkState {
 /// An idle GPU lowers its speed to save power; lanes that are missing stay missing, so they are what health can judge by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
+    /// What both ends have agreed on.
     pub current: LinkState,
     /// Of the function itself: the slot may give less.
     pub maximum: LinkState,
@@ -48,6 +49,7 @@ pub struct Aer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Presence {
+    /// It does.
     Answers,
     /// All bits read as one, which no device of its own says: it has fallen off the bus.
     FellOff,

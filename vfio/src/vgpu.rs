@@ -24,7 +24,10 @@ pub(crate) const MDEVS: &str = "/sys/bus/mdev/devices";
 #[serde(rename_all = "camelCase")]
 pub enum VgpuParent {
     /// A UUID is written to `create` of a type.
-    Mdev { types: Vec<MdevType> },
+    Mdev {
+        /// All that the driver knows for this function, also those of which none can be made now; by number.
+        types: Vec<MdevType>,
+    },
     /// The number of a type is written to `current_vgpu_type` of the virtual function.
     VendorVfio {
         /// Number of the type that it is now; `None`: it is no vGPU.
@@ -52,6 +55,7 @@ pub struct MdevType {
 /// A line of `creatable_vgpu_types`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VgpuType {
+    /// What is written to `current_vgpu_type`; it differs between drivers for the same type.
     pub id: u32,
     /// E.g. `NVIDIA L40S-24Q`.
     pub name: String,
@@ -64,6 +68,7 @@ pub struct Mdev {
     pub parent: Option<PciAddress>,
     /// E.g. `nvidia-746`.
     pub type_id: Option<String>,
+    /// Its own: `/dev/vfio/<group>` is what a VM opens.
     pub iommu_group: Option<u32>,
 }
 

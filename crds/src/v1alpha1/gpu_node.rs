@@ -193,7 +193,7 @@ pub struct GPUStatus {
     /// Who has it open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
-    /// Why it is counted and not given out, while that is so.
+    /// Why it is in passthrough and not given out, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,
     /// What is wrong with the device, the worst first.

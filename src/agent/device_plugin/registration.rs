@@ -60,6 +60,14 @@ enum End {
     Failed(Error),
 }
 
+/// What ended a pause.
+enum Woken {
+    Late,
+    /// Another kubelet answers at `kubelet.sock`.
+    Reborn,
+    Left,
+}
+
 /// One resource.
 pub(super) struct Plugin {
     pub(super) service: Service,
@@ -82,7 +90,11 @@ impl Plugin {
             match end {
                 End::Stopped => break,
                 End::Withdrawn | End::Reborn => backoff.reset(),
-                End::Failed(_) => self.pause(backoff.next()).await,
+                End::Failed(_) => match self.pause(backoff.next()).await {
+                    Woken::Late | Woken::Left => {}
+                    // What went wrong with the one before says nothing about this one.
+                    Woken::Reborn => backoff.reset(),
+                },
             }
         }
         self.forget();
@@ -223,7 +235,7 @@ impl Plugin {
     }
 
     /// Waits before the next attempt; not longer than until there is a new `kubelet.sock` or the offer ends.
-    async fn pause(&self, time: Duration) {
+    async fn pause(&self, time: Duration) -> Woken {
         let path = self.directory.kubelet_socket();
         let mut changes = self.changes.clone();
         changes.borrow_and_update();
@@ -234,9 +246,9 @@ impl Plugin {
             }
         };
         tokio::select! {
-            () = tokio::time::sleep(time) => {}
-            () = reborn => {}
-            _ = self.left() => {}
+            () = tokio::time::sleep(time) => Woken::Late,
+            () = reborn => Woken::Reborn,
+            _ = self.left() => Woken::Left,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the kubelet is told of GPUs that are not well, or that somebody still has.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use crds::v1alpha1::{Advertise, AgentStatus, Severity};
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -96,7 +96,7 @@ fn a_gpu_that_an_old_vm_still_has_is_given_to_nobody_until_it_is_free() {
         order(t, Advertise::Offered).await;
         serving(t, 8).await;
         // As after a deletion by force: the kubelet counts it as free, and no event tells of the process.
-        let mut old = Command::new("sleep").arg("600").spawn().expect("a process");
+        let mut old = command("sleep", ["600"]).spawn().expect("a process");
         let pid = i32::try_from(old.id()).expect("a pid");
         host.open_device(pid, "qemu-kvm", FIRST.0, None);
         let pods = pod(t, "eager", 8).await;

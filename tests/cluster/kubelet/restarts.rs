@@ -47,7 +47,7 @@ fn a_restart_of_the_agent_does_not_show_in_the_capacity_and_takes_two_seconds_at
             agent = start_agent(t, host.path()).await;
             agent.says(REGISTERED).await;
             let took = began.elapsed();
-            println!("agent away for {took:?} (told to end: {gently})");
+            eprintln!("agent away for {took:?} (told to end: {gently})");
             assert!(took < Duration::from_secs(2), "{took:?}");
             allocatable(t, "8").await;
         }
@@ -123,18 +123,21 @@ fn sixteen_gpus_beside_256_functions_are_registered_within_a_second_of_the_agent
         let began = Instant::now();
         second.says(REGISTERED).await;
         let took = began.elapsed();
-        println!("registered {took:?} after the start");
+        eprintln!("registered {took:?} after the start");
         assert!(took < Duration::from_secs(1), "{took:?}");
         allocatable(t, "16").await;
     });
 }
 
 const RESTARTS: u32 = 200;
-/// Of the whole; a kubelet's restart takes about two seconds.
-const BOUND: Duration = Duration::from_secs(30 * 60);
+/// A kubelet takes some seconds to start and to write its node's status; a registration that has to be tried again comes on
+/// top of that.
+const BACK_WITHIN: Duration = Duration::from_secs(15);
+/// Of the whole; a kubelet's restart takes about a second.
+const BOUND: Duration = Duration::from_secs(20 * 60);
 
 #[test]
-#[ignore = "ten minutes: make soak"]
+#[ignore = "five minutes: make soak"]
 fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
     turn(async |t| {
         let machine = real_node(t).await;
@@ -150,10 +153,12 @@ fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
             let started = Instant::now();
             machine.start_kubelet().expect("startable");
             allocatable(t, "8").await;
-            slowest = slowest.max(started.elapsed());
+            let back = started.elapsed();
+            assert!(back < BACK_WITHIN, "restart {restart}: back after {back:?}");
+            slowest = slowest.max(back);
             assert!(agent.lives(), "the agent is the same after restart {restart}");
         }
-        println!("{RESTARTS} restarts in {:?}; slowest return {slowest:?}", began.elapsed());
+        eprintln!("{RESTARTS} restarts in {:?}; slowest return {slowest:?}", began.elapsed());
         assert_eq!(sockets(), 1, "one socket for one resource");
         assert!(!agent.log().contains("panicked"));
     });

@@ -19,6 +19,7 @@ const MODPROBE_DIRS: [&str; 5] =
     ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 
 /// Why a module may not be loaded by its name.
+#[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Ban {

@@ -19,6 +19,7 @@ pub struct Modules {
 pub struct ModuleFile {
     /// With `_` for `-`, as the kernel has it.
     pub name: String,
+    /// E.g. `kernel/drivers/vfio/pci/vfio-pci.ko.xz`.
     pub path: PathBuf,
     /// Only asked for by a soft dependency: failing to load it is no failure.
     pub optional: bool,

@@ -19,6 +19,21 @@ fn bring(machine: &Machine, journal: &mut Journal, gpu: &str, binding: Binding) 
 }
 
 #[test]
+fn a_release_that_ended_after_its_reservation_can_be_taken_back() {
+    let machine = Machine::described("rtx-4000");
+    let (gpu, mut journal) = ("0000:52:00.0", Journal::in_memory());
+    bring(&machine, &mut journal, gpu, Binding::Vfio);
+    let bound = drivers(&machine);
+    let mut plan = View::of(&machine).plan(&journal, gpu, Binding::Host).unwrap();
+    plan.steps.truncate(1);
+    assert_eq!(steps(&plan), ["reserve 0000:52:00.0 for nvidia"]);
+    execute(&plan, &mut machine.kernel(), &mut journal).unwrap();
+    assert_ne!(drivers(&machine), bound);
+    bring(&machine, &mut journal, gpu, Binding::Vfio);
+    assert_eq!(drivers(&machine), bound);
+}
+
+#[test]
 fn to_vfio_and_back_restores_every_driver() {
     for (machine, gpu) in [
         ("rtx-4000", "0000:52:00.0"),
@@ -42,6 +57,27 @@ fn to_vfio_and_back_restores_every_driver() {
         bring(&machine, &mut journal, gpu, Binding::Host);
         assert_eq!(drivers(&machine), before);
     }
+}
+
+#[test]
+fn a_release_goes_to_the_driver_that_had_it_and_not_to_the_one_that_comes_first() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 6.1.0
+os: debian 12
+drivers: [nouveau, vfio-pci]
+functions:
+  "0000:01:00.0": { ids: "10de:1eb8", class: "030200", driver: nvidia, native: nouveau, group: 1 }
+  "0000:02:00.0": { ids: "10de:1eb8", class: "030200", native: nouveau, group: 2 }
+"#,
+    );
+    let mut journal = Journal::in_memory();
+    let before = drivers(&machine);
+    for gpu in ["0000:01:00.0", "0000:02:00.0"] {
+        bring(&machine, &mut journal, gpu, Binding::Vfio);
+        bring(&machine, &mut journal, gpu, Binding::Host);
+    }
+    assert_eq!(drivers(&machine), before, "and one that nobody had is left to nobody");
 }
 
 #[test]
@@ -190,6 +226,22 @@ fn a_write_that_hangs_is_remembered_with_its_process() {
     let journal = Journal::open(&path).unwrap();
     assert_eq!(journal.locked(), [at("0000:52:00.0")].into());
     assert_eq!(journal.pending()[&at("0000:52:00.0")].start_time, 1234);
+}
+
+#[test]
+fn while_one_unbind_hangs_the_other_gpus_are_served() {
+    let machine = Machine::described("v100");
+    let mut journal = Journal::in_memory();
+    let (stuck, other) = ("0000:8a:00.0", "0000:8b:00.0");
+    let plan = View::of(&machine).plan(&journal, stuck, Binding::Vfio).unwrap();
+    let mut kernel = machine.kernel();
+    kernel.faults.insert("/sys/bus/pci/drivers/nvidia/unbind".into(), Fault::Hang);
+    execute(&plan, &mut kernel, &mut journal).unwrap_err();
+    bring(&machine, &mut journal, other, Binding::Vfio);
+    for binding in [Binding::Vfio, Binding::Host] {
+        let refusal = View::of(&machine).plan(&journal, stuck, binding).unwrap_err();
+        assert_eq!(refusal.reason(), "WriteHanging");
+    }
 }
 
 #[test]

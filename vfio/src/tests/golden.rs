@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::egm::egm;
 use crate::holders::holders;
 use crate::inventory::{Function, Inventory, observe};
 use crate::journal::Journal;
@@ -14,7 +15,7 @@ use crate::testing::Machine;
 use crate::verify::deviations;
 use crate::vgpu::{Mdev, VgpuParent};
 
-const MACHINES: [&str; 16] = [
+const MACHINES: [&str; 17] = [
     "a2-sriov",
     "eight-h200",
     "eight-t4",
@@ -30,6 +31,7 @@ const MACHINES: [&str; 16] = [
     "tu116",
     "twins",
     "two-a40",
+    "two-vendors",
     "v100",
 ];
 
@@ -38,7 +40,7 @@ fn every_described_machine_is_understood_and_planned_for_as_before() {
     for name in MACHINES {
         let machine = Machine::described(name);
         let inventory = observe(&machine);
-        let mut text = understood(&inventory);
+        let mut text = understood(&machine, &inventory);
         let holders = holders(&machine, &inventory);
         for binding in [Binding::Vfio, Binding::Host] {
             let wanted: BTreeMap<_, _> = inventory.gpus().iter().map(|gpu| (gpu.primary.address, binding)).collect();
@@ -66,9 +68,12 @@ fn no_described_machine_is_left_out() {
         files.filter_map(|file| file.unwrap().file_name().to_str()?.strip_suffix(".yaml").map(str::to_owned)).collect();
     names.sort();
     assert_eq!(names, MACHINES);
+    let listed = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/README.md")).unwrap();
+    let unlisted: Vec<_> = MACHINES.iter().filter(|name| !listed.contains(&format!("`{name}`"))).collect();
+    assert!(unlisted.is_empty(), "fixtures/README.md says nothing of {unlisted:?}");
 }
 
-fn understood(inventory: &Inventory) -> String {
+fn understood(machine: &Machine, inventory: &Inventory) -> String {
     let facts = &inventory.facts;
     let mut text = format!(
         "{} {}, kernel {} {}, iommu {}, iommufd {}, vfio modules {:?}\n",
@@ -106,6 +111,10 @@ fn understood(inventory: &Inventory) -> String {
             let still = if still.is_empty() { "reached".to_owned() } else { still.join("; ") };
             writeln!(text, "  {binding:?}: {still}").unwrap();
         }
+    }
+    for (node, gpus) in egm(machine) {
+        let gpus: Vec<_> = gpus.iter().map(ToString::to_string).collect();
+        writeln!(text, "extended memory {} of {}", node.display(), gpus.join(", ")).unwrap();
     }
     inventory.errors.iter().for_each(|error| writeln!(text, "error {error}").unwrap());
     text

@@ -99,3 +99,18 @@ fn a_mounted_disk_behind_the_usb_port_holds_the_gpu() {
     let [holder] = view.holders[&at("0000:52:00.0")].as_slice() else { panic!("{:?}", view.holders) };
     assert_eq!(holder.to_string(), "/dev/sdb (mounted at /mnt/usb)");
 }
+
+#[test]
+fn a_companion_in_a_group_of_its_own_is_held_by_who_has_that_group() {
+    let machine = Machine::from_yaml(
+        r#"
+kernel: 6.1.0
+os: debian 12
+functions:
+  "0000:01:00.0": { ids: "10de:2204", class: "030000", driver: nvidia, group: 1 }
+  "0000:01:00.1": { ids: "10de:1aef", class: "040300", driver: vfio-pci, group: 2 }
+"#,
+    );
+    machine.open_device(4242, "qemu-system-x86", "/dev/vfio/2", None);
+    assert!(View::of(&machine).holders.contains_key(&at("0000:01:00.0")));
+}

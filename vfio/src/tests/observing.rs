@@ -49,6 +49,16 @@ fn audio_usb_and_ucsi_of_a_board_are_companions_and_its_port_is_not_in_the_way()
 }
 
 #[test]
+fn a_link_between_devices_that_wait_for_each_other_makes_no_companion() {
+    let machine = Machine::described("rtx-4000");
+    let before = observe(&machine);
+    // As the kernel draws it between functions of a board; here it leads to another one's.
+    let link = "/sys/bus/pci/devices/0000:52:00.0/consumer:pci:0000:61:00.0";
+    machine.symlink(link, "../../../virtual/devlink/pci:0000:52:00.0--pci:0000:61:00.0");
+    assert_eq!(observe(&machine), before);
+}
+
+#[test]
 fn six_cards_with_audio_are_six_gpus() {
     let machine = Machine::described("six-rtx-3090");
     let expected = ["01", "25", "41", "61", "81", "a1"].map(|bus| format!("0000:{bus}:00.0"));

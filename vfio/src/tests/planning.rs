@@ -94,6 +94,14 @@ fn a_foreign_device_in_the_group_is_named() {
 }
 
 #[test]
+fn a_foreign_device_on_no_driver_is_refused_and_spoils_nothing_that_is_so_already() {
+    let machine = Machine::from_yaml(&FOREIGN.replace("driver: DRIVER, ", ""));
+    assert_eq!(refusal(&machine, RTX).reason(), "ForeignDeviceInGroup");
+    let machine = Machine::from_yaml(&FOREIGN.replace("driver: DRIVER, ", "").replace("nvidia", "vfio-pci"));
+    assert_eq!(View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap().steps, []);
+}
+
+#[test]
 fn a_foreign_device_that_an_administrator_gave_to_vfio_is_not_in_the_way() {
     let machine = Machine::from_yaml(&FOREIGN.replace("DRIVER", "vfio-pci"));
     let plan = View::of(&machine).plan(&Journal::in_memory(), RTX, Binding::Vfio).unwrap();
@@ -393,6 +401,8 @@ fn memory_that_firmware_uses_through_the_group_is_a_refusal() {
     machine.write(regions, "0x00000000bdf6f000 0x00000000bdf7efff direct\n0xfee00000 0xfeefffff msi\n");
     let refusal = refusal(&machine, RTX);
     assert_eq!(refusal.reason(), "FirmwareMemory");
+    let found = deviations(&observe(&machine), at(RTX), Binding::Vfio);
+    assert!(found.contains(&Deviation::FirmwareMemory { gpu: at(RTX), group: 35 }), "{found:?}");
     assert!(refusal.to_string().contains("0xbdf6f000-0xbdf7efff"), "{refusal}");
 }
 

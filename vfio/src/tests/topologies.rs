@@ -36,6 +36,11 @@ const KINDS: [(&str, &str, &str); 6] = [
     ("8086:347a", "060400", "pcieport"),
 ];
 
+/// Places in [`KINDS`]; GPUs come before audio.
+const AUDIO: usize = 2;
+const SWITCH: usize = 3;
+const NIC: usize = 4;
+
 /// Who has a function at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Has {
@@ -53,6 +58,17 @@ struct Card {
     group: u8,
     held: bool,
     vf: bool,
+}
+
+impl Card {
+    fn address(&self) -> PciAddress {
+        at(&format!("0000:{:02x}:00.{}", self.bus, self.function))
+    }
+
+    /// Whether somebody has a node of it open: not every driver makes one.
+    fn is_held(&self) -> bool {
+        self.held && (self.has == Has::Vfio || (self.has == Has::Host && KINDS[self.kind].2 == "nvidia"))
+    }
 }
 
 fn cards(vfio: bool) -> impl Strategy<Value = Vec<Card>> {
@@ -74,9 +90,10 @@ fn cards(vfio: bool) -> impl Strategy<Value = Vec<Card>> {
 fn yaml(cards: &[Card]) -> String {
     let mut functions = String::new();
     let mut holders = String::new();
-    for Card { bus, function, kind, has, group, held, vf } in cards {
+    for card in cards {
+        let Card { bus, function, kind, has, group, vf, .. } = card;
         let (ids, class, native) = KINDS[*kind];
-        let address = format!("0000:{bus:02x}:00.{function}");
+        let address = card.address();
         let driver = match has {
             Has::Nobody => String::new(),
             Has::Host => format!("driver: {native}, "),
@@ -84,11 +101,11 @@ fn yaml(cards: &[Card]) -> String {
         };
         let about = format!("ids: \"{ids}\", class: \"{class}\"");
         writeln!(functions, "  \"{address}\": {{ {about}, {driver}native: {native}, group: {group} }}").unwrap();
-        if *held && (*has == Has::Vfio || (*has == Has::Host && native == "nvidia")) {
+        if card.is_held() {
             let pid = 100 + u32::from(*bus) * 8 + u32::from(*function);
             writeln!(holders, "  - {{ pid: {pid}, command: python, open: \"{address}\" }}").unwrap();
         }
-        if *vf && *kind < 2 {
+        if *vf && *kind < AUDIO {
             let place = format!("0000:{bus:02x}:01.{function}");
             let own = 100 + u32::from(*bus) * 8 + u32::from(*function);
             writeln!(functions, "  \"{place}\": {{ {about}, group: {own}, physfn: \"{address}\" }}").unwrap();
@@ -186,21 +203,59 @@ proptest! {
         for binding in [Binding::Vfio, Binding::Host] {
             let wanted: BTreeMap<_, _> = gpus(&inventory).into_iter().map(|gpu| (gpu, binding)).collect();
             let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
-            for gpu in inventory.gpus() {
-                let Ok(plan) = plan(&world, gpu.primary.address, binding) else { continue };
-                let group: Vec<_> = gpu.shares_group_with.iter().filter_map(|other| inventory.gpu(*other)).chain([gpu.clone()]).collect();
-                let ours: BTreeSet<_> = group
-                    .iter()
-                    .flat_map(|gpu| gpu.companions.iter().copied().chain([gpu.primary]))
-                    .map(|function| function.address)
-                    .collect();
+            for gpu in gpus(&inventory) {
+                let Ok(plan) = plan(&world, gpu, binding) else { continue };
                 for address in plan.steps.iter().filter_map(touched) {
-                    prop_assert!(ours.contains(&address), "{} for {}", address, gpu.primary.address);
+                    let card = cards.iter().find(|card| card.address() == address);
+                    prop_assert!(card.is_some_and(|card| card.kind < SWITCH), "{} for {}", address, gpu);
+                    prop_assert!(!plan.disrupts() || !card.is_some_and(Card::is_held), "{:?}", plan);
                 }
-                if plan.disrupts() {
-                    prop_assert!(!group.iter().any(|gpu| holders.contains_key(&gpu.primary.address)), "{:?}", plan);
-                    prop_assert!(!group.iter().any(|gpu| gpu.primary.numvfs > 0), "{:?}", plan);
+                if !plan.disrupts() {
+                    continue;
                 }
+                let group = cards.iter().find(|card| card.address() == gpu).map(|card| card.group);
+                for card in cards.iter().filter(|card| Some(card.group) == group) {
+                    prop_assert!(!card.is_held(), "{:?} in {:?}", card, plan);
+                    prop_assert!(!card.vf || card.kind >= AUDIO, "{:?} in {:?}", card, plan);
+                    let foreign = matches!(card.kind, SWITCH | NIC) && card.has != Has::Vfio;
+                    prop_assert!(binding == Binding::Host || !foreign, "{:?} in {:?}", card, plan);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_so_already_needs_no_step(cards in cards(true)) {
+        let tree = Description::parse(&yaml(&cards)).unwrap().tree().unwrap();
+        let inventory = observe(&tree);
+        let (holders, journal) = (holders(&tree, &inventory), Journal::in_memory());
+        for binding in [Binding::Vfio, Binding::Host] {
+            // Also where others in the group are to go another way, and somebody uses it.
+            let wanted = BTreeMap::new();
+            let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+            for gpu in gpus(&inventory) {
+                if deviations(&inventory, gpu, binding).is_empty() {
+                    prop_assert_eq!(plan(&world, gpu, binding).unwrap().steps, []);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_of_one_group_never_go_apart(cards in cards(true), vfio in prop::collection::vec(any::<bool>(), 12)) {
+        let tree = Description::parse(&yaml(&cards)).unwrap().tree().unwrap();
+        let inventory = observe(&tree);
+        let (holders, journal) = (BTreeMap::new(), Journal::in_memory());
+        let binding = |vfio: bool| if vfio { Binding::Vfio } else { Binding::Host };
+        // Some GPUs are not asked for: they stay where they are.
+        let wanted: BTreeMap<_, _> = gpus(&inventory).into_iter().zip(vfio).skip(1).map(|(gpu, vfio)| (gpu, binding(vfio))).collect();
+        let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+        for (gpu, asked) in &wanted {
+            let Ok(plan) = plan(&world, *gpu, *asked) else { continue };
+            let moved: BTreeSet<_> = plan.steps.iter().filter_map(touched).collect();
+            for other in gpus(&inventory).into_iter().filter(|other| moved.contains(other)) {
+                let stays = binding(inventory.functions[&other].on_vfio());
+                prop_assert_eq!(wanted.get(&other).copied().unwrap_or(stays), *asked, "{} moves {}", gpu, other);
             }
         }
     }

@@ -60,13 +60,15 @@ pub(super) enum Held {
     Answer,
     /// It has not opened the list.
     List,
+    /// It refuses to register anything so many times.
+    Refuses(u32),
 }
 
 pub(super) struct FakeKubelet {
     runtime: Option<tokio::runtime::Runtime>,
     world: watch::Receiver<World>,
     hang_up: watch::Sender<u32>,
-    held: watch::Sender<Held>,
+    held: Arc<watch::Sender<Held>>,
     dir: PathBuf,
 }
 
@@ -92,8 +94,8 @@ impl FakeKubelet {
         let world = Arc::new(watch::Sender::new(World::new()));
         let receiver = world.subscribe();
         let hang_up = watch::Sender::new(0);
-        let held = watch::Sender::new(held);
-        let service = Registry { dir: dir.to_owned(), world, hang_up: hang_up.subscribe(), held: held.subscribe() };
+        let held = Arc::new(watch::Sender::new(held));
+        let service = Registry { dir: dir.to_owned(), world, hang_up: hang_up.subscribe(), held: held.clone() };
         let listener = {
             let _in_runtime = runtime.enter();
             UnixListener::bind(&socket).unwrap()
@@ -152,13 +154,23 @@ struct Registry {
     dir: PathBuf,
     world: Arc<watch::Sender<World>>,
     hang_up: watch::Receiver<u32>,
-    held: watch::Receiver<Held>,
+    held: Arc<watch::Sender<Held>>,
 }
 
 #[tonic::async_trait]
 impl Registration for Registry {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
+        let refuse = |held: &mut Held| match held {
+            Held::Refuses(times @ 1..) => {
+                *times -= 1;
+                true
+            }
+            Held::Refuses(0) | Held::Nothing | Held::Answer | Held::List => false,
+        };
+        if self.held.send_if_modified(refuse) {
+            return Err(Status::unavailable("not yet"));
+        }
         let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         let mut plugin = dial(self.dir.join(&request.endpoint)).await.map_err(unavailable)?;
         let options = plugin.get_device_plugin_options(Empty {}).await?.into_inner();
@@ -174,7 +186,7 @@ impl Registration for Registry {
         });
         let mut hang_up = self.hang_up.clone();
         hang_up.mark_unchanged();
-        let mut held = self.held.clone();
+        let mut held = self.held.subscribe();
         tokio::spawn(async move {
             let _ = held.wait_for(|held| *held != Held::List).await;
             let mut lists = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
@@ -192,7 +204,7 @@ impl Registration for Registry {
             drop((lists, plugin));
             change(&|seen| seen.connected = false);
         });
-        let _ = self.held.clone().wait_for(|held| *held != Held::Answer).await;
+        let _ = self.held.subscribe().wait_for(|held| *held != Held::Answer).await;
         Ok(Response::new(Empty {}))
     }
 }

@@ -40,6 +40,10 @@ impl Node {
 
     /// A node whose plugins try again only when something calls them.
     fn that_never_retries() -> Self {
+        Self::that_retries(Backoff::new(Duration::from_secs(86_400), Duration::from_secs(86_400)))
+    }
+
+    fn that_retries(retry: Backoff) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let shutdown = watch::Sender::new(false);
         let config = Config {
@@ -48,8 +52,7 @@ impl Node {
             recheck: Arc::new(|_| BTreeMap::new()),
             noted: Arc::default(),
         };
-        let never = Backoff::new(Duration::from_secs(86_400), Duration::from_secs(86_400));
-        let plugins = DevicePlugins::start_with(config, never, shutdown.subscribe());
+        let plugins = DevicePlugins::start_with(config, retry, shutdown.subscribe());
         Self { dir, plugins, shutdown }
     }
 

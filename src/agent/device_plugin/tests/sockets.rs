@@ -61,6 +61,23 @@ async fn a_slow_kubelet_is_waited_for_and_counts_as_registered_only_when_it_read
 }
 
 #[tokio::test]
+async fn a_new_kubelet_does_not_pay_for_the_failures_of_the_one_before() {
+    let node = Node::that_retries(Backoff::new(Duration::from_millis(10), Duration::from_secs(86_400)));
+    // The pauses add up to a second and a quarter, and the next one would last longer than all of them.
+    let first = FakeKubelet::start_slow(node.path(), Held::Refuses(7));
+    node.offer(&[(T4, &[1])]);
+    node.until_registered(T4).await;
+
+    first.kill();
+    node.until_state(T4, "unregistered", |state| state.is_some_and(|state| !state.registered)).await;
+    let second = FakeKubelet::start_slow(node.path(), Held::Refuses(1));
+    let began = std::time::Instant::now();
+    second.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
+
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
 async fn a_kubelet_that_restarts_and_wipes_gets_every_resource_again() {
     let node = Node::start();
     let first = node.kubelet();

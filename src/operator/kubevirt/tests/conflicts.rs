@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::{
-    super::permitted::{Permitted, Unreadable},
+    super::{
+        dialect::Dialect,
+        permitted::{Permitted, Unreadable},
+    },
     T4, World, complains, nic, node, says, t4,
 };
 
@@ -80,6 +83,17 @@ fn hyperconverged_has_its_own_field_and_key() {
     let ours = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true});
     assert_eq!(world.entries()[1], ours);
     assert_eq!(world.object.data.pointer("/spec/permittedHostDevices/pciHostDevices/1"), Some(&ours));
+}
+
+#[test]
+fn the_second_version_of_hyperconverged_has_the_field_below_virtualization() {
+    let mut world = World::well();
+    world.hyper_converged(&json!([]));
+    world.dialect = Dialect::HyperConvergedV1;
+    world.permits(json!({"pciHostDevices": []}));
+    let world = world.written();
+    let ours = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true});
+    assert_eq!(world.object.data.pointer("/spec/virtualization/permittedHostDevices/pciHostDevices/0"), Some(&ours));
 }
 
 #[test]

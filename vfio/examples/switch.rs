@@ -1,0 +1,110 @@
+//! Gives GPUs to VFIO, or back to the host: the whole library in one small program, for any Linux machine, as root.
+//!
+//! ```sh
+//! cargo run -p vfio --example switch -- vfio 0000:01:00.0 0000:41:00.0
+//! cargo run -p vfio --example switch -- host 0000:01:00.0 0000:41:00.0
+//! ```
+//!
+//! It says each step before it takes it. It may be killed at any moment: what was changed stands in the journal, and the
+//! next run goes on from there. Exits with 0 when the kernel shows what was asked for, with 2 when a GPU was refused or has
+//! not got there, with 1 when nothing could be tried.
+
+#![expect(clippy::print_stdout, reason = "a command's answer goes to standard output")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use vfio::kernel::{COMMAND, child_main};
+use vfio::{
+    Binding, Journal, LinuxKernel, PciAddress, Root, World, deviations, execute, holders, journal, observe_except, plan,
+};
+
+/// For one write. An idle device takes far less; one that somebody uses takes for ever.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let Some(verb) = args.next() else { return usage() };
+    // The library writes from a child, which can be left behind when the kernel does not let it go: this program again.
+    if verb == COMMAND {
+        return u8::try_from(child_main(args)).map_or(ExitCode::FAILURE, ExitCode::from);
+    }
+    let binding = match verb.to_str() {
+        Some("vfio") => Binding::Vfio,
+        Some("host") => Binding::Host,
+        Some(_) | None => return usage(),
+    };
+    let Some(gpus) = addresses(args).filter(|gpus| !gpus.is_empty()) else { return usage() };
+    match switch(&gpus, binding) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(2),
+        Err(error) => {
+            println!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage() -> ExitCode {
+    println!("usage: switch vfio|host ADDRESS...");
+    ExitCode::FAILURE
+}
+
+fn addresses(args: impl Iterator<Item = OsString>) -> Option<Vec<PciAddress>> {
+    args.map(|word| word.to_str()?.parse().ok()).collect()
+}
+
+/// Whether all of the GPUs are where they should be.
+fn switch(gpus: &[PciAddress], binding: Binding) -> Result<bool, Box<dyn Error>> {
+    let began = Instant::now();
+    let root = Root::new("/")?;
+    let mut kernel = LinuxKernel::new(PathBuf::from("/"), std::env::current_exe()?, DEADLINE);
+    let mut journal = Journal::open(journal::PATH)?;
+    // A write that hung when the last run ended may have come back; a device whose write still hangs is not asked much.
+    journal.settle(&root)?;
+    let inventory = observe_except(&root, &journal.locked());
+    journal.adopt(&inventory)?;
+    for error in &inventory.errors {
+        println!("{error}");
+    }
+
+    let wanted: BTreeMap<_, _> = gpus.iter().map(|gpu| (*gpu, binding)).collect();
+    let mut groups = BTreeSet::new();
+    let mut reached = true;
+    for gpu in gpus {
+        // A plan is for all GPUs of a group.
+        let group = inventory.gpu(*gpu).and_then(|gpu| gpu.group);
+        if group.is_some_and(|group| !groups.insert(group)) {
+            continue;
+        }
+        // Looked for anew each time: somebody may have opened a GPU since.
+        let holders = holders(&root, &inventory);
+        let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
+        match plan(&world, *gpu, binding) {
+            Err(refusal) => {
+                println!("{}: {refusal}", refusal.reason());
+                reached = false;
+            }
+            Ok(plan) => {
+                plan.steps.iter().for_each(|step| println!("{gpu}: {step}"));
+                if let Err(error) = execute(&plan, &mut kernel, &mut journal) {
+                    println!("{error}");
+                    reached = false;
+                }
+            }
+        }
+    }
+
+    // That the kernel took every write proves nothing: what it shows now does.
+    let inventory = observe_except(&root, &journal.locked());
+    for deviation in gpus.iter().flat_map(|gpu| deviations(&inventory, *gpu, binding)) {
+        println!("{deviation}");
+        reached = false;
+    }
+    println!("{} GPUs in {} ms", gpus.len(), began.elapsed().as_millis());
+    Ok(reached)
+}
