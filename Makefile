@@ -5,7 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test bench nightly soak demo demo-down install generate
+.PHONY: help deps tools build image check test test-gpu bench nightly soak demo demo-down install generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -27,6 +27,9 @@ check: ## the quick ring: format, lints, unit tests; no cluster, no root
 
 test: ## all rings: the quick one, a real control plane with a real kubelet, and the lab node (root)
 	@tests/run.sh all
+
+test-gpu: ## the checks of a container node on this machine's own GPUs and driver; skips aloud where there are none (5 minutes)
+	@$(RUN) timeout 300 cargo test --locked --test gpu -- --nocapture
 
 bench: ## benchmarks of the host library and the device plugin against what they may take; FILTER=holders
 	@tests/bench.sh "$(FILTER)"

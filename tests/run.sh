@@ -36,11 +36,11 @@ finish() {
 	exit
 }
 
-clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings && cargo clippy --locked --test cluster --test lab -- -D warnings; }
+clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings && cargo clippy --locked --test cluster --test lab --test chain --test gpu -- -D warnings; }
 unit() { cargo test --workspace --locked; }
 other_architecture() { cargo check --workspace --locked --target aarch64-unknown-linux-gnu; }
 # Both profiles that the rings need of the dependencies, so that the rings' times are their own. (`set -e` is off inside `||`.)
-debug() { cargo check --workspace --all-targets --locked && cargo test --workspace --all-targets --locked --no-run && cargo test --locked --test cluster --test lab --no-run; }
+debug() { cargo check --workspace --all-targets --locked && cargo test --workspace --all-targets --locked --no-run && cargo test --locked --test cluster --test lab --test chain --no-run; }
 rust() { debug && release && other_architecture; }
 chart() { "$GPUVIRT_CLUSTER_BIN/helm" lint --strict charts/gpuvirt; }
 
@@ -62,6 +62,7 @@ all)
 	ring fmt 10 cargo fmt --all --check || true
 	ring clippy 120 clippy || true
 	ring unit 120 unit || true
+	ring chain 20 cargo test --locked --test chain || true
 	ring chart 10 chart || true
 	ring cluster 420 cargo test --locked --test cluster || true
 	ring lab 420 cargo test --locked --test lab || true

@@ -149,8 +149,9 @@ async fn without_operator(client: &Client, options: &Options, found: &[Policy]) 
         }
     }
     tracing::warn!(
-        "removed without the operator: GPUs keep the driver that they have, nodes keep their {}* labels, and KubeVirt keeps the permittedHostDevices that its annotation {} lists",
+        "removed without the operator: GPUs keep the driver that they have, nodes keep their {}* labels, ConfigMaps, Services and RuntimeClasses with label {} stay, and KubeVirt keeps the permittedHostDevices that its annotation {} lists",
         labels::DEPLOY_PREFIX,
+        labels::POLICY,
         labels::PERMITTED_HOST_DEVICES
     );
     Ok(())

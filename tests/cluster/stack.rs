@@ -8,12 +8,12 @@ use crds::{
 };
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{ConfigMap, Service},
+    core::v1::{ConfigMap, Node, Service},
     node::v1::RuntimeClass,
 };
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -22,8 +22,10 @@ use crate::support::{
     NAMESPACE,
     agents::{Agent, t4},
     cluster::source,
+    identity,
     kubelets::Kubelets,
     nodes, policies,
+    program::Program,
     turn::{Turn, turn},
     wait,
 };
@@ -191,6 +193,36 @@ fn the_api_server_takes_every_object_of_every_variant() {
             let waits = ["OperandNotReady", "GPUNodeNotReady", "Reconciled"];
             assert!(waits.contains(&ready.reason.as_str()), "{name}: {}: {}", ready.reason, ready.message);
         }
+    });
+}
+
+/// As its init container: with the rights that the chart gives it.
+async fn plugin_check(t: &Turn, name: &str, patience: &str) -> Program {
+    let kubeconfig = identity::service_account(t, "nvidia-operator-validator", None).await;
+    let validations = t.dir.path().join("validations");
+    let arguments = ["validate", "plugin", "--node=n1", "--timeout", patience, "--validations"];
+    let arguments = [&arguments[..], &[validations.to_str().expect("UTF-8")]].concat();
+    Program::start(t, name, &arguments, &[("KUBECONFIG", kubeconfig.as_os_str())])
+}
+
+#[test]
+fn the_plugin_check_passes_when_the_node_offers_gpus_and_says_what_is_missing_until_then() {
+    turn(async |t| {
+        nodes::create(t, "n1", &[]).await;
+        let passed = t.dir.path().join("validations/plugin-ready");
+        let mut late = plugin_check(t, "late", "1s").await;
+        assert!(!late.ended().await.success());
+        late.says("node n1 offers neither nvidia.com/gpu nor nvidia.com/mig-*").await;
+        late.says("kubectl logs ds/nvidia-device-plugin-daemonset").await;
+        assert!(!passed.exists());
+
+        let mut waits = plugin_check(t, "waits", "40s").await;
+        let offer = json!({"status": {"capacity": {"nvidia.com/gpu": "2"}, "allocatable": {"nvidia.com/gpu": "2"}}});
+        let nodes: Api<Node> = t.all();
+        let done = nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(&offer)).await;
+        done.expect("a node's status should be patchable");
+        assert!(waits.ended().await.success());
+        assert!(passed.exists());
     });
 }
 

@@ -1,5 +1,8 @@
 //! Golden operands, to be read as prose: `cargo insta review` after a change.
 
+mod runtimes;
+mod scripts;
+
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
     v1alpha1::{Discovery, GPUVirtConfigSpec},

@@ -3,7 +3,10 @@
 mod output;
 mod table;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
 use crds::v1::ClusterPolicy;
 use serde_json::{Value, json};
@@ -84,6 +87,11 @@ fn policy(value: &Value) -> ClusterPolicy {
 
 /// Every operand that is built, on, with nothing wrong.
 fn everything() -> Value {
+    EVERYTHING.clone()
+}
+
+/// Parsed once for hundreds of policies.
+static EVERYTHING: LazyLock<Value> = LazyLock::new(|| {
     let text = include_str!("../../../../../crds/tests/fixtures/peer-default.yaml");
     let mut policy: Value = serde_saphyr::from_str(text).expect("the peer's default policy should be YAML");
     let on = json!({"enabled": true});
@@ -95,7 +103,7 @@ fn everything() -> Value {
         }}),
     );
     policy
-}
+});
 
 fn facts() -> Facts {
     let keys: BTreeSet<String> =
