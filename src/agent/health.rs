@@ -108,6 +108,11 @@ impl Ailment {
         }
     }
 
+    /// Whether it may be over in a moment, so that the next look should come soon.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Silent { .. })
+    }
+
     pub fn told(&self) -> v1alpha1::Ailment {
         v1alpha1::Ailment { reason: self.reason().to_owned(), severity: self.severity(), message: self.to_string() }
     }

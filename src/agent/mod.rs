@@ -53,6 +53,7 @@ use self::{
     desired::Desired,
     dev_nodes::DevNodes,
     device_plugin::{DevicePlugins, Offer},
+    health::Ailment,
     holders::HolderEnds,
     metrics::Metrics,
     news::News,
@@ -304,6 +305,10 @@ impl Agent {
         let mut next = Instant::now() + self.resync;
         if let Err(error) = reported {
             tracing::warn!(error = crate::chain(&error), "not reported, trying again; GPUs stay as they are");
+            next = next.min(Instant::now() + RETRY);
+        }
+        // Nothing tells when a device's lock is let go.
+        if offered.ailments.values().flatten().any(Ailment::is_passing) {
             next = next.min(Instant::now() + RETRY);
         }
         if let Some(again) = observation.again {
