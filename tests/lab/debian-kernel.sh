@@ -92,7 +92,7 @@ busy=0000:83:00.0
 guest "switch host $busy" >/dev/null
 node=$(guest "sed -n 's/^Device Minor:\s*//p' /proc/driver/nvidia/gpus/$busy/information")
 guest "setsid hide /dev/nvidia$node </dev/null >/tmp/hide.log 2>&1 & echo \$! >/tmp/hide.pid; until [ -s /tmp/hide.log ]; do usleep 50000; done"
-guest "setsid switch vfio $busy </dev/null >/dev/null 2>&1 & echo \$! >/tmp/first; until grep -qs '^State:.D' /proc/\$(pidof switch | tr ' ' '\n' | sort -n | tail -1)/status; do usleep 50000; done; kill -9 \$(cat /tmp/first)"
+guest "setsid switch vfio $busy </dev/null >/dev/null 2>&1 & echo \$! >/tmp/first; until grep -qsx remove /proc/\$(pidof switch | tr ' ' '\n' | sort -n | tail -1)/wchan; do usleep 50000; done; kill -9 \$(cat /tmp/first)"
 guest "setsid switch vfio $busy 0000:84:00.0 </dev/null >/tmp/said 2>&1 & echo \$! >/tmp/second; for i in \$(seq 300); do [ -d /proc/\$(cat /tmp/second) ] || exit 0; usleep 100000; done; exit 1" ||
 	fail "the next one cannot end: $(guest 'cat /tmp/said')"
 said=$(guest 'cat /tmp/said')
