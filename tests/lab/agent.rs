@@ -1,6 +1,9 @@
 //! The agent comes and goes, devices come and go.
 
-use crds::{WorkloadMode, v1alpha1::GPUStatus};
+use crds::{
+    WorkloadMode,
+    v1alpha1::{GPUNode, GPUStatus},
+};
 
 use crate::{
     node::{GPU, NODE, T4, gpu, lab},
@@ -35,19 +38,22 @@ fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_i
         // Opened, and no process is seen to have it: as a program that opens it after the agent's last look.
         let user = lab.hold(&format!("hide /dev/nvidia{}", minor.trim()));
         lab.label(WorkloadMode::VmPassthrough).await;
+        let asked = |node: &GPUNode| node.spec.mode == Some(WorkloadMode::VmPassthrough);
+        wait::until(&lab.gpu_nodes(), NODE, "the agent is asked", asked).await;
         let hangs = |gpu: &GPUStatus| gpu.refusal.as_ref().is_some_and(|r| r.message.contains("drivers/nvidia/unbind"));
-        lab.until_gpu(GPU, "the GPU says which write hangs", hangs).await;
-        let served = |gpu: &GPUStatus| gpu.refusal.is_none() && gpu.mode == Some(WorkloadMode::VmPassthrough);
+        let node = lab.until_gpu(GPU, "the GPU says which write hangs", hangs).await;
         for other in ["0000:01:00.0", "0000:44:00.0", "0000:83:00.0", "0000:84:00.0"] {
-            lab.until_gpu(other, "the others are served", served).await;
+            let other = gpu(&node, other).expect("a GPU");
+            assert_eq!((other.mode, &other.refusal), (Some(WorkloadMode::VmPassthrough), &None), "served all the same");
         }
 
         let agent = lab.agent_pod().await;
         lab.guest("for p in $(pidof gpuvirt); do if grep -q agent /proc/$p/cmdline; then kill -9 $p; fi; done");
         lab.delete_pod(NAMESPACE, &agent).await;
+        let next = lab.agent_pod().await;
+        lab.until_ready(NAMESPACE, &next).await;
         let still = |gpu: &GPUStatus| gpu.refusal.as_ref().is_some_and(|r| r.reason == "WriteHanging");
-        let node = lab.until_gpu(GPU, "the next agent knows of it and looks on", still).await;
-        assert!(gpu(&node, "0000:44:00.0").is_some_and(served), "the others stay as they are: {node:?}");
+        lab.until_gpu(GPU, "the next agent knows of it, and has looked at all GPUs", still).await;
 
         lab.end(&user);
         lab.until_serving(WorkloadMode::VmPassthrough).await;
@@ -63,7 +69,7 @@ fn a_gpu_that_is_pulled_out_and_put_back_is_followed() {
         lab.switch(WorkloadMode::VmPassthrough).await;
         lab.until_allocatable(T4, "2").await;
         assert_eq!(lab.monitor("device_del gpu1"), "");
-        let four = |node: &crds::v1alpha1::GPUNode| {
+        let four = |node: &GPUNode| {
             node.status.as_ref().and_then(|s| s.agent.as_ref()).is_some_and(|agent| agent.gpus.len() == 4)
         };
         wait::until(&lab.gpu_nodes(), NODE, "four GPUs are left", four).await;

@@ -86,3 +86,16 @@ grep -qx "0000:83:00.0 vfio-pci" <<<"$(drivers)" || fail "the other one was not 
 guest 'kill $(cat /tmp/hide.pid); while [ -d /proc/$(cat /tmp/hide.pid) ]; do usleep 50000; done'
 said=$(guest "switch vfio $busy") || fail "not finished after the user let go: $said"
 ok "an unbind that hangs is given up in time, others are served, and it is finished when the user has let go"
+
+# Here a read of driver_override waits for the lock that the unbind holds, and a process with a thread that waits so cannot end.
+busy=0000:83:00.0
+guest "switch host $busy" >/dev/null
+node=$(guest "sed -n 's/^Device Minor:\s*//p' /proc/driver/nvidia/gpus/$busy/information")
+guest "setsid hide /dev/nvidia$node </dev/null >/tmp/hide.log 2>&1 & echo \$! >/tmp/hide.pid; until [ -s /tmp/hide.log ]; do usleep 50000; done"
+guest "setsid switch vfio $busy </dev/null >/dev/null 2>&1 & echo \$! >/tmp/first; until grep -qsx remove /proc/\$(pidof switch | tr ' ' '\n' | sort -n | tail -1)/wchan; do usleep 50000; done; kill -9 \$(cat /tmp/first)"
+guest "setsid switch vfio $busy 0000:84:00.0 </dev/null >/tmp/said 2>&1 & echo \$! >/tmp/second; for i in \$(seq 300); do [ -d /proc/\$(cat /tmp/second) ] || exit 0; usleep 100000; done; exit 1" ||
+	fail "the next one cannot end: $(guest 'cat /tmp/said')"
+said=$(guest 'cat /tmp/said')
+grep -q "WriteHanging: gpu $busy" <<<"$said" || fail "not known to hang: $said"
+grep -qx "0000:84:00.0 vfio-pci" <<<"$(drivers)" || fail "the other one was not served: $said"
+ok "death while an unbind hangs does not make the next one hang"

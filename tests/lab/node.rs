@@ -240,11 +240,16 @@ impl Lab {
         });
         let pod: Pod = serde_json::from_value(pod).expect("a Pod");
         pods.create(&kube::api::PostParams::default(), &pod).await.expect("a pod should be creatable");
+        self.until_ready("default", name).await
+    }
+
+    pub async fn until_ready(&self, namespace: &str, pod: &str) -> Pod {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let ready = |pod: &Pod| {
             let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
             conditions.is_some_and(|all| all.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
         };
-        wait::until(&pods, name, "the pod runs", ready).await
+        wait::until(&pods, pod, "the pod is ready", ready).await
     }
 
     pub async fn log(&self, pod: &str) -> String {

@@ -41,7 +41,7 @@ pub fn execute(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> 
             | Step::ClearOverride { .. } => Ok(()),
         };
         noted.map_err(failed)?;
-        let Err(source) = act(step, kernel) else { continue };
+        let Err(source) = watched(step, kernel, journal).map_err(failed)? else { continue };
         if let (Some(address), KernelError::Hung { path, pid, start_time, .. }) = (address(step), &source) {
             let pending = Pending { pid: *pid, start_time: *start_time, path: path.clone() };
             journal.add_pending(address, pending).map_err(failed)?;
@@ -51,13 +51,35 @@ pub fn execute(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> 
     Ok(())
 }
 
+/// An unbind may never come back, and who waits for it may be killed meanwhile: whoever comes next must know that the
+/// device's lock is held, so it is noted before.
+fn watched(
+    step: &Step,
+    kernel: &mut impl Kernel,
+    journal: &mut Journal,
+) -> Result<Result<(), KernelError>, JournalError> {
+    let Step::Unbind { address, driver } = step else { return Ok(act(step, kernel)) };
+    match kernel.writer() {
+        Ok(Some((pid, start_time))) => {
+            journal.add_pending(*address, Pending { pid, start_time, path: unbind(driver) })?;
+            let done = act(step, kernel);
+            if !matches!(done, Err(KernelError::Hung { .. })) {
+                journal.end_pending(*address)?;
+            }
+            Ok(done)
+        }
+        Ok(None) => Ok(act(step, kernel)),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
 fn act(step: &Step, kernel: &mut impl Kernel) -> Result<(), KernelError> {
     match step {
         Step::LoadModule { module } => kernel.load_module(module),
         Step::SetOverride { address, driver } => kernel.write(&driver_override(*address), driver),
         // The driver's own file, not the device's: it does nothing to a device that has moved on to another driver.
         Step::Unbind { address, driver } => {
-            let result = kernel.write(&PathBuf::from(PCI_DRIVERS).join(driver).join("unbind"), &address.to_string());
+            let result = kernel.write(&unbind(driver), &address.to_string());
             match result.as_ref().err().and_then(KernelError::errno) {
                 Some(Errno::ENODEV | Errno::ENOENT) => Ok(()),
                 Some(_) | None => result,
@@ -67,6 +89,10 @@ fn act(step: &Step, kernel: &mut impl Kernel) -> Result<(), KernelError> {
         Step::ClearOverride { address } => kernel.write(&driver_override(*address), "\n"),
         Step::RecordOriginal { .. } | Step::ForgetOriginal { .. } => Ok(()),
     }
+}
+
+fn unbind(driver: &str) -> PathBuf {
+    PathBuf::from(PCI_DRIVERS).join(driver).join("unbind")
 }
 
 fn driver_override(address: PciAddress) -> PathBuf {

@@ -201,7 +201,7 @@ impl Journal {
         self.save(state)
     }
 
-    /// Writes that hang, by the device they are for.
+    /// Writes that hang, or had not come back when their process was last heard of, by the device they are for.
     pub fn pending(&self) -> &BTreeMap<PciAddress, Pending> {
         &self.state.pending
     }
@@ -214,6 +214,12 @@ impl Journal {
     pub(crate) fn add_pending(&mut self, address: PciAddress, pending: Pending) -> Result<(), JournalError> {
         let mut state = self.state.clone();
         state.pending.insert(address, pending);
+        self.save(state)
+    }
+
+    pub(crate) fn end_pending(&mut self, address: PciAddress) -> Result<(), JournalError> {
+        let mut state = self.state.clone();
+        state.pending.remove(&address);
         self.save(state)
     }
 

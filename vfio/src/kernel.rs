@@ -43,6 +43,11 @@ pub trait Kernel {
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError>;
     /// Loads a module with what it needs; one that is loaded or built in is fine.
     fn load_module(&mut self, name: &str) -> Result<(), KernelError>;
+    /// Pid (as the host counts) and start time of the process that will write, where that is not this one: known before a
+    /// write that may never come back is begun.
+    fn writer(&mut self) -> Result<Option<(i32, u64)>, KernelError> {
+        Ok(None)
+    }
     /// Said when no write follows for now: what was kept ready for it may go.
     fn rest(&mut self) {}
 }
@@ -205,6 +210,30 @@ impl Worker {
 }
 
 impl Kernel for LinuxKernel {
+    fn writer(&mut self) -> Result<Option<(i32, u64)>, KernelError> {
+        let mut worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => self.spawn()?,
+        };
+        let deadline = Instant::now() + self.deadline;
+        while worker.identity.is_none() {
+            match worker.next_line(deadline).map_err(|error| self.broken(error.to_string()))? {
+                Line::Text(line) => match Answer::parse(&line) {
+                    Some(Answer::Failed(reason)) => return Err(self.broken(reason)),
+                    Some(Answer::Done | Answer::Errno(_)) | None => worker.identity = parse_pid(&line),
+                },
+                Line::End => {
+                    let status = worker.child.wait().map_err(|error| self.broken(error.to_string()))?;
+                    return Err(self.broken(format!("no answer, {status}")));
+                }
+                Line::Late => worker.identity = Some(process(worker.child.id())),
+            }
+        }
+        let identity = worker.identity;
+        self.worker = Some(worker);
+        Ok(identity)
+    }
+
     fn rest(&mut self) {
         if let Some(mut worker) = self.worker.take() {
             // It waits for a request and is in no write, so it ends at once.

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{View, at, drivers, steps};
 use crate::execute::{ExecuteError, execute};
@@ -31,6 +31,41 @@ fn a_release_that_ended_after_its_reservation_can_be_taken_back() {
     assert_ne!(drivers(&machine), bound);
     bring(&machine, &mut journal, gpu, Binding::Vfio);
     assert_eq!(drivers(&machine), bound);
+}
+
+/// A process that writes, and ends right before its first unbind: the journal is as that has left it.
+struct Dying<K>(K, i32);
+
+impl<K: Kernel> Kernel for Dying<K> {
+    fn writer(&mut self) -> Result<Option<(i32, u64)>, KernelError> {
+        Ok(Some((self.1, 0)))
+    }
+
+    fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError> {
+        assert!(!path.ends_with("unbind"), "died here");
+        self.0.write(path, value)
+    }
+
+    fn load_module(&mut self, name: &str) -> Result<(), KernelError> {
+        self.0.load_module(name)
+    }
+}
+
+#[test]
+fn an_unbind_that_outlives_the_one_who_waited_for_it_is_known_to_the_next_one() {
+    let machine = Machine::described("rtx-4000");
+    let (gpu, path) = ("0000:52:00.0", machine.path().join("run/gpuvirt/journal"));
+    let mut journal = Journal::open(&path).unwrap();
+    let plan = View::of(&machine).plan(&journal, gpu, Binding::Vfio).unwrap();
+    let writer = 4242;
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        execute(&plan, &mut Dying(machine.kernel(), writer), &mut journal)
+    }));
+    assert!(died.is_err());
+    let mut journal = Journal::open(&path).unwrap();
+    assert_eq!(journal.locked(), [at("0000:52:00.1")].into(), "the companion, which goes first");
+    assert_eq!(journal.settle(&machine).unwrap(), [at("0000:52:00.1")], "there is no such process any more");
+    bring(&machine, &mut journal, gpu, Binding::Vfio);
 }
 
 #[test]
