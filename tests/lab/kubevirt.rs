@@ -159,8 +159,8 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
             conditions.into_iter().flatten().any(|c| c["message"].as_str().is_some_and(|text| text.contains(&short)))
         };
         let two = wait::until(&kubevirt::instances(&lab.client), "two", "one T4 is too few", waits).await;
-        let note = told(lab, &two, "GPUUnhealthy").await;
-        assert!(note.contains(GPU) && note.contains(&holder), "it is told which one, and who has it: {note}");
+        let said = told(lab, &two, "GPUUnhealthy").await;
+        assert!(said.contains(GPU) && said.contains(&holder), "it is told which one, and who has it: {said}");
         let one = running(lab, "one", &[T4]).await;
         assert_eq!(host_devices(lab, &one).await, [SECOND_T4]);
         lab.end(&holder);
