@@ -65,7 +65,7 @@ all)
 	ring chain 20 cargo test --locked --test chain || true
 	ring chart 10 chart || true
 	ring cluster 420 cargo test --locked --test cluster || true
-	ring lab 420 cargo test --locked --test lab || true
+	ring lab 480 cargo test --locked --test lab || true
 	;;
 *)
 	echo "usage: $0 [quick|all]" >&2
