@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use vfio::{Binding, Gpu, PciAddress, World, deviations, plan};
+use vfio::{Aer, Binding, Function, Gpu, Inventory, Link, PciAddress, Presence, VgpuParent, World, deviations, plan};
 
 use crate::terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table};
 
@@ -67,6 +67,13 @@ pub struct GpuReport {
     pub d3cold_allowed: Option<bool>,
     pub vfs: u16,
     pub vfs_possible: u16,
+    pub link: Option<Link>,
+    /// Errors of the bus since boot; `null` where the kernel does not count them.
+    pub bus_errors: Option<Aer>,
+    /// `null`: it sleeps, and a question would wake it.
+    pub presence: Option<Presence>,
+    /// Of itself and its virtual functions, what makes vGPUs now.
+    pub vgpus: BTreeMap<PciAddress, VgpuParent>,
     pub holders: Vec<HolderReport>,
     /// What keeps it from going to a VM, holders aside.
     pub obstacle: Option<RefusalReport>,
@@ -94,7 +101,7 @@ fn gpu_report(view: &View, gpu: &Gpu<'_>) -> GpuReport {
     let wanted = inventory.gpus().iter().map(|gpu| (gpu.primary.address, Binding::Vfio)).collect();
     let world = World { inventory, holders: &BTreeMap::new(), journal: &view.journal, wanted: &wanted };
     let refusal = plan(&world, primary.address, Binding::Vfio).err();
-    let functions = |list: &[&vfio::Function]| list.iter().map(|function| FunctionReport::of(function)).collect();
+    let functions = |list: &[&Function]| list.iter().map(|function| FunctionReport::of(function)).collect();
     GpuReport {
         function: FunctionReport::of(primary),
         mode,
@@ -112,6 +119,10 @@ fn gpu_report(view: &View, gpu: &Gpu<'_>) -> GpuReport {
         d3cold_allowed: primary.d3cold_allowed,
         vfs: primary.numvfs,
         vfs_possible: primary.vfs_possible,
+        link: primary.link,
+        bus_errors: primary.aer,
+        presence: primary.presence,
+        vgpus: vgpus(inventory, primary.address),
         holders: view.holders.get(&primary.address).into_iter().flatten().map(HolderReport::of).collect(),
         obstacle: refusal.as_ref().map(RefusalReport::of),
     }
@@ -140,7 +151,7 @@ pub fn text(report: &InspectReport, wide: bool) -> String {
 fn rows(report: &InspectReport, wide: bool) -> Vec<Vec<Cell>> {
     let mut head = vec!["GPU", "MODEL", "MODE", "DRIVER", "GROUP", "NUMA", "IN USE", "TO A VM"];
     if wide {
-        head.extend(["IDS", "BARS", "RESET", "POWER", "VFS", "ABOVE IT"]);
+        head.extend(["IDS", "BARS", "RESET", "POWER", "LINK", "VFS", "VGPU", "ABOVE IT"]);
     }
     let head = head.into_iter().map(|title| Cell::new(STRONG, title)).collect();
     std::iter::once(head).chain(report.gpus.iter().map(|gpu| row(gpu, wide))).collect()
@@ -177,11 +188,37 @@ fn row(gpu: &GpuReport, wide: bool) -> Vec<Cell> {
             Cell::plain(Some(bars.join(" "))),
             Cell::plain(Some(gpu.reset_methods.join(" "))),
             Cell::plain(gpu.power_state.clone()),
+            link(gpu.link),
             Cell::plain(Some(format!("{}/{}", gpu.vfs, gpu.vfs_possible))),
+            Cell::plain(framework(&gpu.vgpus)),
             Cell::plain(Some(path.join(" > "))),
         ]);
     }
     row
+}
+
+/// An idle GPU lowers its speed, so only lanes that are missing are worth a colour.
+fn link(link: Option<Link>) -> Cell {
+    match link {
+        None => Cell::plain(None),
+        Some(Link { current, maximum }) if current.width < maximum.width => {
+            Cell::new(WARN, format!("{current} of {maximum}"))
+        }
+        Some(Link { current, .. }) => Cell::new(PLAIN, current.to_string()),
+    }
+}
+
+fn vgpus(inventory: &Inventory, gpu: PciAddress) -> BTreeMap<PciAddress, VgpuParent> {
+    let own = |function: &&Function| function.address == gpu || function.physfn == Some(gpu);
+    let functions = inventory.functions.values().filter(own);
+    functions.filter_map(|function| Some((function.address, function.vgpu.clone()?))).collect()
+}
+
+fn framework(vgpus: &BTreeMap<PciAddress, VgpuParent>) -> Option<String> {
+    Some(match vgpus.values().next()? {
+        VgpuParent::Mdev { .. } => "mdev".to_owned(),
+        VgpuParent::VendorVfio { .. } => "vendor VFIO".to_owned(),
+    })
 }
 
 fn bytes(size: u64) -> String {
@@ -207,6 +244,12 @@ fn remarks(gpu: &GpuReport) -> String {
         let pod = holder.pod.as_ref().map(|pod| format!(" of pod {pod}")).unwrap_or_default();
         let HolderReport { pid, command, path, next_step, .. } = holder;
         say(&paint(WARN, "is in use by"), format!("pid {pid} ({command}){pod} with {path}: {next_step}"));
+    }
+    if let Some(Aer { fatal, nonfatal, correctable }) =
+        gpu.bus_errors.filter(|errors| errors.fatal + errors.nonfatal > 0)
+    {
+        let errors = format!("{fatal} fatal, {nonfatal} nonfatal, {correctable} correctable since boot");
+        say(&paint(WARN, "has errors of the bus:"), errors);
     }
     if let Some(obstacle) = &gpu.obstacle {
         say(&paint(BAD, "cannot go to a VM:"), obstacle.message.clone());

@@ -18,6 +18,8 @@ pub struct HostReport {
     pub iommu: bool,
     pub iommus: Vec<String>,
     pub iommufd: bool,
+    /// Whether VMs may have devices whose interrupts the IOMMU does not check; `null` while VFIO is not loaded.
+    pub unsafe_interrupts: Option<bool>,
     pub vfio_pci: VfioPci,
 }
 
@@ -47,6 +49,7 @@ impl HostReport {
             iommu: facts.iommu,
             iommus: facts.iommus.iter().cloned().collect(),
             iommufd: facts.iommufd,
+            unsafe_interrupts: facts.unsafe_interrupts,
             vfio_pci,
         }
     }
@@ -65,8 +68,9 @@ impl HostReport {
         };
         let iommufd = if self.iommufd { ", iommufd" } else { "" };
         let secure_boot = if self.secure_boot == Some(true) { ", Secure Boot" } else { "" };
+        let unsafe_interrupts = if self.unsafe_interrupts == Some(true) { ", unsafe interrupts allowed" } else { "" };
         let Self { kernel, architecture, os, .. } = self;
-        format!("{os}, kernel {kernel} {architecture}, {iommu}, {vfio}{iommufd}{secure_boot}\n")
+        format!("{os}, kernel {kernel} {architecture}, {iommu}, {vfio}{iommufd}{secure_boot}{unsafe_interrupts}\n")
     }
 }
 

@@ -40,6 +40,18 @@ fn inspect_prints_as_before() {
 }
 
 #[test]
+fn inspect_shows_links_errors_of_the_bus_and_vgpu_frameworks() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vfio/fixtures/l40s-vgpu.yaml");
+    let sound = std::fs::read_to_string(path).unwrap();
+    let sick = sound
+        .replace(r#"link: ["16.0 GT/s x16""#, r#"link: ["16.0 GT/s x8""#)
+        .replace("aer: [0, 0, 0]", "aer: [7, 2, 1]");
+    for (name, view) in [("l40s-sick", View::described(&sick).unwrap()), ("a2-sriov", fixture("a2-sriov"))] {
+        insta::assert_snapshot!(format!("inspect-wide-{name}"), plain(&inspect::text(&inspect::report(&view), true)));
+    }
+}
+
+#[test]
 fn plan_prints_as_before() {
     for (name, view) in machines() {
         for mode in [plan::Mode::VmPassthrough, plan::Mode::Container] {
