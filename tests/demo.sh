@@ -129,6 +129,8 @@ vm() {
 	kubectl -n vms wait --for=jsonpath='{.status.phase}'=Scheduled vmi/training --timeout=120s >/dev/null
 	pod=$(kubectl -n vms get pods -l vm.kubevirt.io/name=training -o name)
 	echo "   its pod is $pod; what the kubelet gave it:"
+	# It runs before its first line is in the log.
+	until kubectl -n vms logs "$pod" | grep -q ^started; do sleep .2; done
 	kubectl -n vms logs "$pod" | sed -n 's/^PCI_RESOURCE/   &/p'
 	echo "   and what KubeVirt's own code makes of that for libvirt:"
 	kubectl -n vms exec "$pod" -- virt-launcher-monitor gpus "$(kubectl -n vms get vmi training -o jsonpath='{.spec.domain.devices.gpus}')" 2>/dev/null | sed 's/^/   /'
