@@ -8,6 +8,7 @@ mod refusals;
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
+    fs,
     path::PathBuf,
     process,
     sync::{
@@ -131,6 +132,7 @@ impl Plain {
     /// Ends before this program does.
     fn end(&self) {
         script("tests/cluster/down.sh", [&self.state], &[]).unwrap_or_else(|error| panic!("{error}"));
+        fs::remove_dir_all(&self.state).expect("what is down should be deletable");
     }
 
     /// A root shell's output; an error with the output if the command fails.
