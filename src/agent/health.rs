@@ -145,7 +145,7 @@ pub fn at_sight(inventory: &Inventory, gpu: &Gpu<'_>) -> Vec<Ailment> {
     if let Some(link) = primary.link.filter(|link| !fell_off && link.current.width < link.maximum.width) {
         found.push(Ailment::FewerLanes { gpu: address, current: link.current, maximum: link.maximum });
     }
-    if primary.reset_methods.is_empty() && kernel(&inventory.facts.kernel_release) >= Some(SAYS_RESET) {
+    if primary.reset_methods.is_empty() && inventory.facts.kernel_version() >= Some(SAYS_RESET) {
         found.push(Ailment::NoReset { gpu: address });
     }
     found
@@ -161,12 +161,6 @@ fn missing_nodes(inventory: &Inventory, gpu: &Gpu<'_>) -> Vec<Ailment> {
     let devices = devices.filter(|name| facts.iommufd && !facts.vfio_devices.contains(name));
     let group = group.map(|group| Ailment::NoGroupNode { gpu: address, group });
     group.into_iter().chain(devices.map(|name| Ailment::NoDeviceNode { gpu: address, name })).collect()
-}
-
-/// Major and minor of `uname -r`.
-fn kernel(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// What is remembered from look to look.

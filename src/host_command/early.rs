@@ -15,10 +15,9 @@ use vfio::{Binding, Function, Holder, Inventory, Journal, PciAddress, Refusal, W
 use crate::terminal::{BAD, FAINT, STRONG, WARN, paint, print};
 
 use super::{
-    Error, Subject, View, json,
+    Error, Subject, View,
     plan::{Output, asked},
     report::{FunctionReport, HostReport, RefusalReport},
-    yaml,
 };
 use files::{BootFile, Family};
 
@@ -160,7 +159,8 @@ fn kernel_arguments(inventory: &Inventory, chosen: &Chosen<'_>, family: Family) 
         add("rd.driver.pre=vfio-pci", "loaded in the initramfs before the drivers that udev loads");
     }
     if chosen.console {
-        let (argument, why) = match old(&facts.kernel_release) {
+        // Before Linux 5.15 the firmware's picture had no switch of its own.
+        let (argument, why) = match facts.kernel_version().is_some_and(|version| version < (5, 15)) {
             true => ("video=efifb:off", "a GPU that goes draws the console: the host has none on it from then on"),
             false => (
                 "initcall_blacklist=sysfb_init",
@@ -181,12 +181,6 @@ fn whole_ids(inventory: &Inventory, chosen: &Chosen<'_>) -> BTreeSet<(u16, u16)>
         whole.remove(&ids(function));
     }
     whole
-}
-
-/// Before Linux 5.15 the firmware's picture had no switch of its own.
-fn old(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
-    matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) < (5, 15))
 }
 
 fn remarks(view: &View, chosen: &Chosen<'_>) -> Vec<String> {
@@ -253,11 +247,6 @@ fn section(text: &mut String, title: &str) {
 /// Returns whether every GPU that was asked for goes to VFIO.
 pub fn run(subject: &Subject, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, devices);
-    let answer = match output {
-        Output::Text => text(&report),
-        Output::Json => json(&report)?,
-        Output::Yaml => yaml(&report)?,
-    };
-    print(&answer)?;
+    print(&output.answer(&report, text)?)?;
     Ok(report.refused.is_empty())
 }

@@ -23,6 +23,17 @@ pub enum Output {
     Yaml,
 }
 
+impl Output {
+    /// A report in this form; `text` is the one for a person.
+    pub fn answer<R: Serialize>(self, report: &R, text: impl FnOnce(&R) -> String) -> Result<String, Error> {
+        match self {
+            Self::Text => Ok(text(report)),
+            Self::Json => json(report),
+            Self::Yaml => yaml(report),
+        }
+    }
+}
+
 /// Modes that a host can be brought to with what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -227,11 +238,6 @@ fn verdict_text(text: &mut String, verdict: &Verdict) {
 /// Returns whether every GPU can be, or is, in the mode.
 pub fn run(subject: &Subject, mode: Mode, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, mode, devices);
-    let answer = match output {
-        Output::Text => text(&report),
-        Output::Json => json(&report)?,
-        Output::Yaml => yaml(&report)?,
-    };
-    print(&answer)?;
+    print(&output.answer(&report, text)?)?;
     Ok(!report.gpus.iter().any(|gpu| matches!(gpu.verdict, Verdict::Refused { .. })))
 }

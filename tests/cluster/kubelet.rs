@@ -80,6 +80,14 @@ async fn start_agent(t: &Turn, host: &Path) -> Program {
     )
 }
 
+/// Starts an agent that is to offer what the host has, and waits until the kubelet has `count` GPUs from it.
+async fn offering(t: &Turn, host: &Path, count: usize) -> Program {
+    let agent = start_agent(t, host).await;
+    order(t, Advertise::Offered).await;
+    serving(t, count).await;
+    agent
+}
+
 /// As the operator would write it.
 async fn order(t: &Turn, advertise: Advertise) {
     let nodes: Api<GPUNode> = t.all();
@@ -141,9 +149,7 @@ fn a_restarted_kubelet_has_the_resource_again() {
     turn(async |t| {
         let machine = real_node(t).await;
         let host = eight_t4();
-        let mut agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let mut agent = offering(t, host.path(), 8).await;
         machine.stop_kubelet().expect("stoppable");
         forget_resource(t).await;
         machine.start_kubelet().expect("startable");
@@ -157,9 +163,7 @@ fn an_agent_that_was_killed_serves_again_when_it_is_back() {
     turn(async |t| {
         real_node(t).await;
         let host = eight_t4();
-        let first = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let first = offering(t, host.path(), 8).await;
         first.kill().await;
         allocatable(t, "0").await;
         let _second = start_agent(t, host.path()).await;
@@ -197,9 +201,7 @@ fn a_function_that_cannot_be_read_is_named_and_the_others_are_served() {
         real_node(t).await;
         let host = eight_t4();
         host.write("/sys/bus/pci/devices/0000:18:00.0/vendor", "rubbish\n");
-        let _agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 7).await;
+        let _agent = offering(t, host.path(), 7).await;
         let report = until_report(t, "it is named", |a| a.errors.iter().any(|e| e.contains("0000:18:00.0"))).await;
         let report = agent(&report).expect("a report");
         assert_eq!((report.errors.len(), report.summary.gpus), (1, 7), "{:?}", report.errors);
@@ -213,9 +215,7 @@ fn resources_stay_while_the_api_server_is_away() {
     turn(async |t| {
         let machine = real_node(t).await;
         let host = eight_t4();
-        let mut agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let mut agent = offering(t, host.path(), 8).await;
         machine.signal("kube-apiserver", Signal::STOP).expect("a signal should reach it");
         // The kubelet is born anew meanwhile, so that the agent has something to do without the API server.
         let restarted = machine.stop_kubelet().and_then(|()| {

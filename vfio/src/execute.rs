@@ -42,7 +42,7 @@ pub fn execute(plan: &Plan, kernel: &mut impl Kernel, journal: &mut Journal) -> 
         };
         noted.map_err(failed)?;
         let Err(source) = watched(step, kernel, journal).map_err(failed)? else { continue };
-        if let (Some(address), KernelError::Hung { path, pid, start_time, .. }) = (address(step), &source) {
+        if let (Some(address), KernelError::Hung { path, pid, start_time, .. }) = (step.address(), &source) {
             let pending = Pending { pid: *pid, start_time: *start_time, path: path.clone() };
             journal.add_pending(address, pending).map_err(failed)?;
         }
@@ -97,16 +97,4 @@ fn unbind(driver: &str) -> PathBuf {
 
 fn driver_override(address: PciAddress) -> PathBuf {
     device_path(address).join("driver_override")
-}
-
-fn address(step: &Step) -> Option<PciAddress> {
-    match step {
-        Step::LoadModule { .. } => None,
-        Step::RecordOriginal { address, .. }
-        | Step::SetOverride { address, .. }
-        | Step::Unbind { address, .. }
-        | Step::Probe { address, .. }
-        | Step::ClearOverride { address }
-        | Step::ForgetOriginal { address } => Some(*address),
-    }
 }

@@ -59,6 +59,14 @@ pub struct HostFacts {
     pub framebuffers: Vec<Framebuffer>,
 }
 
+impl HostFacts {
+    /// Major and minor number of `kernel_release`; `None` where it begins with something else.
+    pub fn kernel_version(&self) -> Option<(u32, u32)> {
+        let mut numbers = self.kernel_release.split(|c: char| !c.is_ascii_digit());
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    }
+}
+
 pub(crate) fn read(host: &impl Host, errors: &mut Vec<ObserveError>) -> HostFacts {
     const RELEASE: &str = "/proc/sys/kernel/osrelease";
     let kernel_release = note(errors, RELEASE, host::text(host, Path::new(RELEASE))).unwrap_or_default();

@@ -89,6 +89,19 @@ pub enum Step {
 }
 
 impl Step {
+    /// The function that it is about; `None`: the host.
+    pub fn address(&self) -> Option<PciAddress> {
+        match self {
+            Self::LoadModule { .. } => None,
+            Self::RecordOriginal { address, .. }
+            | Self::SetOverride { address, .. }
+            | Self::Unbind { address, .. }
+            | Self::Probe { address, .. }
+            | Self::ClearOverride { address }
+            | Self::ForgetOriginal { address } => Some(*address),
+        }
+    }
+
     /// What it does to others.
     pub fn disruption(&self) -> Disruption {
         match self {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crds::v1alpha1::{Advertise, AgentStatus, Severity};
+use crds::v1alpha1::{AgentStatus, Severity};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::{
     Api,
@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{NODE, T4, allocatable, eight_t4, order, real_node, serving, start_agent, until_report};
+use super::{NODE, T4, allocatable, eight_t4, offering, real_node, until_report};
 use crate::support::{
     cluster::command,
     turn::{Turn, turn},
@@ -42,9 +42,7 @@ fn a_gpu_that_is_not_well_is_withdrawn_with_its_reason_and_comes_back_by_itself(
     turn(async |t| {
         real_node(t).await;
         let host = eight_t4();
-        let mut agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let mut agent = offering(t, host.path(), 8).await;
         // Nothing tells of the second; it is seen when the first one's node goes.
         host.write(&format!("/sys/bus/pci/devices/{}/config", SECOND.1), [0xff; 64]);
         host.remove(FIRST.0);
@@ -92,9 +90,7 @@ fn a_gpu_that_an_old_vm_still_has_is_given_to_nobody_until_it_is_free() {
         let node = host.path().join(FIRST.0.trim_start_matches('/'));
         fs::remove_file(&node).expect("a file in place of the node");
         command("mknod", [node.as_os_str(), "c".as_ref(), "240".as_ref(), "20".as_ref()]).status().expect("a node");
-        let _agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let _agent = offering(t, host.path(), 8).await;
         // As after a deletion by force: the kubelet counts it as free, and no event tells of the process.
         let mut old = command("sleep", ["600"]).spawn().expect("a process");
         let pid = i32::try_from(old.id()).expect("a pid");

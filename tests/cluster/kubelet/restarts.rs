@@ -6,12 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crds::v1alpha1::Advertise;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::watcher;
 use vfio::testing;
 
-use super::{NODE, T4, allocatable, eight_t4, forget_resource, offered, order, real_node, serving, start_agent};
+use super::{NODE, T4, allocatable, eight_t4, forget_resource, offered, offering, real_node, start_agent};
 use crate::support::{
     tape::{Tape, Written, version},
     turn::turn,
@@ -31,9 +30,7 @@ fn a_restart_of_the_agent_does_not_show_in_the_capacity_and_takes_two_seconds_at
     turn(async |t| {
         real_node(t).await;
         let host = eight_t4();
-        let mut agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let mut agent = offering(t, host.path(), 8).await;
         let since = version(&allocatable(t, "8").await);
         let config = watcher::Config::default().fields(&format!("metadata.name={NODE}"));
         let tape = Tape::<Node>::start(t.all(), config).await;
@@ -64,9 +61,7 @@ fn a_socket_that_somebody_removes_is_there_again_and_registered() {
     turn(async |t| {
         real_node(t).await;
         let host = eight_t4();
-        let agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let agent = offering(t, host.path(), 8).await;
         let own = || {
             let names = fs::read_dir(DEVICE_PLUGINS).expect("the kubelet's directory").flatten();
             names.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("/gpuvirt-"))
@@ -113,9 +108,7 @@ fn sixteen_gpus_beside_256_functions_are_registered_within_a_second_of_the_agent
     turn(async |t| {
         real_node(t).await;
         let host = large();
-        let first = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 16).await;
+        let first = offering(t, host.path(), 16).await;
         first.kill().await;
         allocatable(t, "0").await;
         fs::remove_file(t.dir.path().join("agent.log")).expect("a log");
@@ -142,9 +135,7 @@ fn soak_the_devices_are_back_after_each_of_200_restarts_of_the_kubelet() {
     turn(async |t| {
         let machine = real_node(t).await;
         let host = eight_t4();
-        let mut agent = start_agent(t, host.path()).await;
-        order(t, Advertise::Offered).await;
-        serving(t, 8).await;
+        let mut agent = offering(t, host.path(), 8).await;
         let (began, mut slowest) = (Instant::now(), Duration::ZERO);
         for restart in 1..=RESTARTS {
             assert!(began.elapsed() < BOUND, "{restart} restarts took longer than {BOUND:?}");

@@ -121,18 +121,6 @@ fn gpus(inventory: &Inventory) -> Vec<PciAddress> {
     inventory.gpus().iter().map(|gpu| gpu.primary.address).collect()
 }
 
-fn touched(step: &Step) -> Option<PciAddress> {
-    match step {
-        Step::LoadModule { .. } => None,
-        Step::RecordOriginal { address, .. }
-        | Step::SetOverride { address, .. }
-        | Step::Unbind { address, .. }
-        | Step::Probe { address, .. }
-        | Step::ClearOverride { address }
-        | Step::ForgetOriginal { address } => Some(*address),
-    }
-}
-
 /// A kernel whose user is killed at one of its calls, right before or right after the kernel did it.
 struct Killed {
     kernel: MemoryKernel,
@@ -205,7 +193,7 @@ proptest! {
             let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
             for gpu in gpus(&inventory) {
                 let Ok(plan) = plan(&world, gpu, binding) else { continue };
-                for address in plan.steps.iter().filter_map(touched) {
+                for address in plan.steps.iter().filter_map(Step::address) {
                     let card = cards.iter().find(|card| card.address() == address);
                     prop_assert!(card.is_some_and(|card| card.kind < SWITCH), "{} for {}", address, gpu);
                     prop_assert!(!plan.disrupts() || !card.is_some_and(Card::is_held), "{:?}", plan);
@@ -252,7 +240,7 @@ proptest! {
         let world = World { inventory: &inventory, holders: &holders, journal: &journal, wanted: &wanted };
         for (gpu, asked) in &wanted {
             let Ok(plan) = plan(&world, *gpu, *asked) else { continue };
-            let moved: BTreeSet<_> = plan.steps.iter().filter_map(touched).collect();
+            let moved: BTreeSet<_> = plan.steps.iter().filter_map(Step::address).collect();
             for other in gpus(&inventory).into_iter().filter(|other| moved.contains(other)) {
                 let stays = binding(inventory.functions[&other].on_vfio());
                 prop_assert_eq!(wanted.get(&other).copied().unwrap_or(stays), *asked, "{} moves {}", gpu, other);

@@ -4,12 +4,12 @@ mod runtimes;
 mod scripts;
 
 use crds::{
-    v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
+    v1::ClusterPolicy,
     v1alpha1::{Discovery, GPUVirtConfigSpec},
 };
 
 use super::{Installation, Operands, build};
-use crate::operator::policy::validate::{Facts, validate};
+use crate::operator::policy::validate::{Facts, tests::driver_only, validate};
 
 pub(super) fn installation() -> Installation {
     Installation {
@@ -21,27 +21,6 @@ pub(super) fn installation() -> Installation {
     }
 }
 
-fn policy() -> ClusterPolicy {
-    let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
-    let spec = &mut policy.spec;
-    for component in [
-        &mut spec.toolkit.component,
-        &mut spec.device_plugin.component,
-        &mut spec.dcgm_exporter.component,
-        &mut spec.gfd,
-        &mut spec.mig_manager.component,
-    ] {
-        component.enabled = Some(false);
-    }
-    spec.driver.component.container.image = ImageSpec {
-        repository: Some("nvcr.io/nvidia".to_owned()),
-        image: Some("driver".to_owned()),
-        version: Some("595.91.07".to_owned()),
-        ..ImageSpec::default()
-    };
-    policy
-}
-
 fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
     let facts = Facts { systems: ["ubuntu24.04".to_owned()].into(), ..Facts::default() };
     build(&validate(policy, config, &facts).settings, &installation())
@@ -49,17 +28,17 @@ fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
 
 #[test]
 fn the_agent_with_nothing_set() {
-    insta::assert_yaml_snapshot!(built(&policy(), &GPUVirtConfigSpec::default()).daemon_sets[0]);
+    insta::assert_yaml_snapshot!(built(&driver_only(), &GPUVirtConfigSpec::default()).daemon_sets[0]);
 }
 
 #[test]
 fn the_driver_with_only_its_image_set() {
-    insta::assert_yaml_snapshot!(built(&policy(), &GPUVirtConfigSpec::default()).daemon_sets[1]);
+    insta::assert_yaml_snapshot!(built(&driver_only(), &GPUVirtConfigSpec::default()).daemon_sets[1]);
 }
 
 #[test]
 fn without_the_driver_there_is_only_the_agent() {
-    let mut policy = policy();
+    let mut policy = driver_only();
     policy.spec.driver.component.enabled = Some(false);
     let operands = built(&policy, &GPUVirtConfigSpec::default());
     assert_eq!((operands.daemon_sets.len(), operands.config_maps.len()), (1, 0));
@@ -68,14 +47,14 @@ fn without_the_driver_there_is_only_the_agent() {
 #[test]
 fn discovery_by_labels_keeps_the_agent_to_nodes_that_hint_at_a_gpu() {
     let config = GPUVirtConfigSpec { discovery: Discovery::Labels, ..GPUVirtConfigSpec::default() };
-    let agent = &built(&policy(), &config).daemon_sets[0];
+    let agent = &built(&driver_only(), &config).daemon_sets[0];
     let affinity = agent.spec.as_ref().and_then(|s| s.template.spec.as_ref()).and_then(|s| s.affinity.as_ref());
     insta::assert_yaml_snapshot!(affinity);
 }
 
 #[test]
 fn a_user_can_add_labels_and_cannot_replace_ours() {
-    let mut policy = policy();
+    let mut policy = driver_only();
     policy.spec.daemonsets.labels =
         [("team", "gpu"), ("app", "mine")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
     let operands = built(&policy, &GPUVirtConfigSpec::default());

@@ -6,7 +6,7 @@ mod driver;
 mod facts;
 mod stack;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod toolkit;
 
 use crds::{

@@ -8,8 +8,15 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Driver, Facts, Rollout, Validated, Wish, node_policy, validate};
 
-/// A policy with which nothing is wrong.
+/// A policy with which nothing is wrong, for nodes of every mode.
 fn valid() -> ClusterPolicy {
+    let mut policy = driver_only();
+    policy.spec.sandbox_workloads.enabled = Some(true);
+    policy
+}
+
+/// A policy that asks for the driver alone.
+pub(in crate::operator::policy) fn driver_only() -> ClusterPolicy {
     let mut policy = ClusterPolicy::new("cluster-policy", ClusterPolicySpec::default());
     let spec = &mut policy.spec;
     for component in [
@@ -21,7 +28,6 @@ fn valid() -> ClusterPolicy {
     ] {
         component.enabled = Some(false);
     }
-    spec.sandbox_workloads.enabled = Some(true);
     spec.driver.component.container.image = ImageSpec {
         repository: Some("nvcr.io/nvidia".to_owned()),
         image: Some("driver".to_owned()),

@@ -24,13 +24,13 @@ use super::{
         Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged,
         privileged_s0, pull_secrets,
     },
+    stack::VALIDATIONS,
 };
 use crate::operator::policy::validate::{Driver, Rdma, Rollout, Settings};
 
 pub(super) const NAME: &str = "nvidia-driver-daemonset";
 const COMPONENT: &str = "nvidia-driver";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
-const VALIDATIONS: &str = "/run/nvidia/validations";
 
 /// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.
 const STARTUP_PROBE: &str = r#"#!/bin/sh
