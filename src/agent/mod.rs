@@ -394,9 +394,9 @@ fn plugins(config: &Config, calls: &Calls, due: &Arc<Notify>, shutdown: &Shutdow
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     let iommufd = vfio::Host::exists(&root, Path::new("/dev/iommu"));
     let (allocated, due) = (calls.allocated.clone(), due.clone());
-    let recheck = move |ids: &[String]| {
+    let recheck = move |devices: &[device_plugin::Device]| {
         allocated.notify_one();
-        let objections = objections::objections(&root, ids);
+        let objections = objections::objections(&root, devices);
         if !objections.is_empty() {
             // The list that the kubelet has is out of date.
             due.notify_one();
