@@ -55,10 +55,8 @@ async fn until_written(api: &Api<DynamicObject>, release: Release) {
     let ours = json!({"pciDeviceSelector": "10DE:1EB8", "resourceName": T4, "externalResourceProvider": true});
     let list = format!("/{}/pciHostDevices", release.stored().1.join("/"));
     let promise = format!("HyperConverged of {release:?} permits the T4");
-    let object = kubevirt::until(api, NAME, &promise, |object| {
-        object.data.pointer(&format!("{list}/1")) == Some(&ours)
-    })
-    .await;
+    let object =
+        kubevirt::until(api, NAME, &promise, |object| object.data.pointer(&format!("{list}/1")) == Some(&ours)).await;
     assert_eq!(object.data.pointer(&format!("{list}/0/resourceName")), Some(&json!("intel.com/x710")));
 }
 

@@ -108,7 +108,8 @@ impl Release {
         };
         let deprecated = version == Version::V1Beta1 && self.storage() == Version::V1;
         let name = json!({"type": "string", "pattern": "kubevirt-hyperconverged"});
-        let status = json!({"observedGeneration": {"type": "integer", "format": "int64"}, "systemHealthStatus": text()});
+        let status =
+            json!({"observedGeneration": {"type": "integer", "format": "int64"}, "systemHealthStatus": text()});
         let schema = json!({
             "apiVersion": text(), "kind": text(), "metadata": object(&json!({"name": name})),
             "spec": object(&spec), "status": object(&status),
