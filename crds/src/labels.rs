@@ -12,6 +12,8 @@ pub const DEPLOY_PREFIX: &str = "nvidia.com/gpu.deploy.";
 pub const DEPLOY_OPERANDS: &str = "nvidia.com/gpu.deploy.operands";
 /// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.
+pub const MIG_CONFIG: &str = "nvidia.com/mig.config";
 /// The GPU's marketing name. Written by GPU feature discovery.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 /// Written by GPU feature discovery where a vGPU host driver runs: no MIG manager there.

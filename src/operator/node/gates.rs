@@ -71,6 +71,18 @@ fn key(suffix: &str) -> String {
     format!("{}{suffix}", labels::DEPLOY_PREFIX)
 }
 
+/// The label of a MIG layout that a container node gets because it has none. It stays when the policy goes: an admin may
+/// have set it, and a layout that is there is not taken back.
+pub fn mig_layout(
+    mode: WorkloadMode,
+    node: &BTreeMap<String, String>,
+    default: Option<&'static str>,
+) -> Option<(String, Option<String>)> {
+    let default = default.filter(|_| mode == WorkloadMode::Container && mig_capable(node))?;
+    let labelled = node.get(labels::MIG_CONFIG).is_some_and(|value| !value.is_empty());
+    (!labelled).then(|| (labels::MIG_CONFIG.to_owned(), Some(default.to_owned())))
+}
+
 /// A vGPU host is none; else what GPU feature discovery says; else what the product's name tells.
 fn mig_capable(node: &BTreeMap<String, String>) -> bool {
     if node.get(labels::VGPU_HOST_DRIVER_VERSION).is_some_and(|v| !v.is_empty()) {
@@ -104,8 +116,8 @@ pub fn patch(node: &BTreeMap<String, String>, keys: &[String]) -> BTreeMap<Strin
     changes
 }
 
-/// Agent functions that the admin has switched off on this node.
-pub fn disabled(node: &BTreeMap<String, String>) -> Vec<AgentFunction> {
+/// Agent functions that are off on this node: the admin has switched them off there, or the policy everywhere.
+pub fn disabled(node: &BTreeMap<String, String>, policy: &[AgentFunction]) -> Vec<AgentFunction> {
     [
         ("vfio-manager", AgentFunction::VfioManager),
         ("sandbox-device-plugin", AgentFunction::SandboxDevicePlugin),
@@ -113,7 +125,9 @@ pub fn disabled(node: &BTreeMap<String, String>) -> Vec<AgentFunction> {
         ("vgpu-device-manager", AgentFunction::VgpuDeviceManager),
     ]
     .into_iter()
-    .filter(|(suffix, _)| node.get(&key(suffix)).is_some_and(|value| value == "false"))
+    .filter(|(suffix, function)| {
+        policy.contains(function) || node.get(&key(suffix)).is_some_and(|value| value == "false")
+    })
     .map(|(_, function)| function)
     .collect()
 }
@@ -188,5 +202,26 @@ mod tests {
         assert!(!mig(&[(labels::GPU_PRODUCT, "NVIDIA-A100-SXM4-80GB"), (labels::MIG_CAPABLE, "false")]));
         assert!(!mig(&[(labels::MIG_CAPABLE, "true"), (labels::VGPU_HOST_DRIVER_VERSION, "550.90")]));
         assert!(!mig(&[]));
+    }
+
+    #[test]
+    fn a_mig_capable_container_node_without_a_layout_gets_the_policys_and_one_that_has_one_keeps_it() {
+        let capable = [(labels::MIG_CAPABLE, "true")];
+        let layout = |labels: &[(&str, &str)], mode| mig_layout(mode, &node(labels), Some("all-disabled"));
+        let set = Some((labels::MIG_CONFIG.to_owned(), Some("all-disabled".to_owned())));
+        assert_eq!(layout(&capable, WorkloadMode::Container), set);
+        assert_eq!(layout(&capable, WorkloadMode::VmPassthrough), None);
+        assert_eq!(layout(&[], WorkloadMode::Container), None);
+        let own = [(labels::MIG_CAPABLE, "true"), (labels::MIG_CONFIG, "all-1g.10gb")];
+        assert_eq!(layout(&own, WorkloadMode::Container), None);
+        assert_eq!(mig_layout(WorkloadMode::Container, &node(&capable), None), None);
+    }
+
+    #[test]
+    fn a_function_is_off_by_the_nodes_label_or_by_the_policy() {
+        let label = node(&[("nvidia.com/gpu.deploy.vfio-manager", "false")]);
+        assert_eq!(disabled(&label, &[]), [AgentFunction::VfioManager]);
+        assert_eq!(disabled(&node(&[]), &[AgentFunction::SandboxDevicePlugin]), [AgentFunction::SandboxDevicePlugin]);
+        assert_eq!(disabled(&label, &[AgentFunction::VfioManager]), [AgentFunction::VfioManager]);
     }
 }

@@ -12,7 +12,7 @@ mod toolkit;
 use crds::{
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, SandboxMode},
-    v1alpha1::{Discovery, GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, Discovery, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::ResourceExt;
@@ -99,7 +99,28 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+        disabled: switched_off(&policy.spec),
+        mig_default: mig_default(&policy.spec),
     }
+}
+
+/// Functions of the agent that stand for operands of the peer: an operand that is off is off on every node.
+fn switched_off(spec: &ClusterPolicySpec) -> Vec<AgentFunction> {
+    [
+        (&spec.vfio_manager.component, AgentFunction::VfioManager),
+        (&spec.sandbox_device_plugin, AgentFunction::SandboxDevicePlugin),
+        (&spec.vgpu_device_manager.component, AgentFunction::VgpuDeviceManager),
+    ]
+    .into_iter()
+    .filter(|(component, _)| !component.is_enabled(true))
+    .map(|(_, function)| function)
+    .collect()
+}
+
+/// The schema knows one layout to start from, and none.
+fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
+    let manager = &spec.mig_manager;
+    (manager.component.is_enabled(true) && manager.config.default == "all-disabled").then_some("all-disabled")
 }
 
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {

@@ -2,7 +2,7 @@
 
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
-    v1alpha1::{GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -261,4 +261,30 @@ fn a_file_of_the_runtime_must_be_an_absolute_path() {
     };
     assert_eq!(with("/var/lib/rancher/k3s/agent/etc/containerd/config.toml").problems, []);
     assert_eq!(with("config.toml").problems[0].reason, "InvalidToolkitFile");
+}
+
+#[test]
+fn an_operand_that_is_off_switches_the_agents_function_off_and_a_mig_default_needs_its_manager() {
+    let nodes = |change: fn(&mut ClusterPolicySpec)| {
+        let mut policy = valid();
+        change(&mut policy.spec);
+        node_policy(&policy, &GPUVirtConfigSpec::default())
+    };
+    assert_eq!(nodes(|_| {}).disabled, []);
+    assert_eq!(nodes(|spec| spec.vfio_manager.component.enabled = Some(false)).disabled, [AgentFunction::VfioManager]);
+    assert_eq!(
+        nodes(|spec| spec.sandbox_device_plugin.enabled = Some(false)).disabled,
+        [AgentFunction::SandboxDevicePlugin]
+    );
+    assert_eq!(
+        nodes(|spec| spec.vgpu_device_manager.component.enabled = Some(false)).disabled,
+        [AgentFunction::VgpuDeviceManager]
+    );
+    assert_eq!(nodes(|_| {}).mig_default, None, "its manager is off in this policy");
+    assert_eq!(nodes(|spec| spec.mig_manager.component.enabled = None).mig_default, Some("all-disabled"));
+    let left_alone = nodes(|spec| {
+        spec.mig_manager.component.enabled = None;
+        spec.mig_manager.config.default = String::new();
+    });
+    assert_eq!(left_alone.mig_default, None);
 }
