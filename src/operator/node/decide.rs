@@ -330,6 +330,9 @@ impl Reported<'_> {
         let outcome = self.outcome(course);
         let mut labels = gates::patch(self.observed.labels, &outcome.deploy);
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
+        if !self.observed.policy.teardown {
+            labels.extend(gates::host(self.observed.labels, &self.agent.host));
+        }
         // Only a node that serves its mode has a MIG manager to do it.
         let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());
         let default = self.observed.policy.mig_default;

@@ -5,7 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use crds::{WorkloadMode, labels, v1alpha1::AgentFunction};
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{AgentFunction, HostFacts},
+};
+
+use crate::operator::host::{label_value, os_tag};
 
 /// What is run on vm-passthrough nodes: KubeVirt VMs, or Kata containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +74,13 @@ pub fn main_gate(mode: WorkloadMode) -> String {
 
 fn key(suffix: &str) -> String {
     format!("{}{suffix}", labels::DEPLOY_PREFIX)
+}
+
+/// What the host runs, for the selectors of driver DaemonSets. A host that has not said it keeps the labels that it has.
+pub fn host(node: &BTreeMap<String, String>, host: &HostFacts) -> impl Iterator<Item = (String, Option<String>)> {
+    let marks = [(labels::OS, label_value(&os_tag(&host.os))), (labels::KERNEL, label_value(&host.kernel))];
+    let differs = |(key, value): &(&str, String)| !value.is_empty() && node.get(*key) != Some(value);
+    marks.into_iter().filter(differs).map(|(key, value)| (key.to_owned(), Some(value))).collect::<Vec<_>>().into_iter()
 }
 
 /// The label of a MIG layout that a container node gets because it has none. It stays when the policy goes: an admin may
@@ -215,6 +227,17 @@ mod tests {
         let own = [(labels::MIG_CAPABLE, "true"), (labels::MIG_CONFIG, "all-1g.10gb")];
         assert_eq!(layout(&own, WorkloadMode::Container), None);
         assert_eq!(mig_layout(WorkloadMode::Container, &node(&capable), None), None);
+    }
+
+    #[test]
+    fn a_host_is_labelled_with_what_it_runs_and_keeps_that_when_it_does_not_say() {
+        let ubuntu = HostFacts { os: "ubuntu24.04".to_owned(), kernel: "6.8.0+1".to_owned(), ..HostFacts::default() };
+        let set: BTreeMap<_, _> = host(&node(&[]), &ubuntu).collect();
+        assert_eq!(set[labels::OS].as_deref(), Some("ubuntu24.04"));
+        assert_eq!(set[labels::KERNEL].as_deref(), Some("6.8.0_1"));
+        let labelled = node(&[(labels::OS, "ubuntu24.04"), (labels::KERNEL, "6.8.0_1")]);
+        assert_eq!(host(&labelled, &ubuntu).count(), 0);
+        assert_eq!(host(&labelled, &HostFacts::default()).count(), 0);
     }
 
     #[test]
