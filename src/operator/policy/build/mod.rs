@@ -8,6 +8,7 @@ mod driver;
 #[cfg(test)]
 mod fields;
 mod gfd;
+mod kata;
 mod mig;
 mod monitor;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_manager;
 
 use std::collections::BTreeMap;
 
@@ -102,6 +104,18 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    let sandboxed = &settings.sandboxed;
+    operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
+        let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
+        operands.daemon_sets.extend(sets);
+    });
+    operands.kept.extend(sandboxed.vgpu_managers.kept.clone());
+    operands.add(&sandboxed.kata_plugin, &[kata::PLUGIN], |operands, plugin| {
+        operands.daemon_sets.push(kata::plugin(settings, plugin, installation));
+    });
+    operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
+        operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
     operands
 }
 

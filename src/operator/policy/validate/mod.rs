@@ -5,6 +5,7 @@ mod container;
 mod driver;
 mod facts;
 mod pools;
+mod sandbox;
 mod stack;
 #[cfg(test)]
 pub(super) mod tests;
@@ -24,6 +25,7 @@ pub use self::{
     driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
     facts::{Facts, Host, Runtime},
     pools::{LiveSet, Pool},
+    sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
     stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
     toolkit::{HostFile, Toolkit},
 };
@@ -46,17 +48,40 @@ pub struct Settings {
     pub policy: String,
     pub common: Common,
     pub agent: Agent,
-    pub drivers: Drivers,
+    pub drivers: Drivers<Driver>,
     pub stack: Stack,
     pub stacked: Stacked,
+    pub sandboxed: Sandboxed,
 }
 
-/// Drivers for the GPUs of container nodes, one a pool of nodes.
+/// Drivers of one kind, one a pool of nodes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Drivers {
-    pub wish: Wish<Vec<Driver>>,
+pub struct Drivers<T> {
+    pub wish: Wish<Vec<T>>,
     /// Names of sets that are not asked for any more, and that a node still wants.
     pub kept: Vec<String>,
+}
+
+impl<T> Drivers<T> {
+    /// Without a pool nothing is known: no node has reported.
+    fn of(
+        base: &str,
+        wanted: Result<Vec<T>, Problem>,
+        pool: fn(&T) -> &Pool,
+        facts: &Facts,
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let wish = wanted.map(|all| if all.is_empty() { Wish::Unknown } else { Wish::Wanted(Box::new(all)) });
+        let wish = Wish::or_problem(wish, problems);
+        let kept = match &wish {
+            Wish::Wanted(all) => {
+                pools::kept(base, Some(&all.iter().map(|one| pool(one).clone()).collect::<Vec<_>>()), facts)
+            }
+            Wish::Unknown => pools::kept(base, None, facts),
+            Wish::NotWanted => Vec::new(),
+        };
+        Self { wish, kept }
+    }
 }
 
 /// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
@@ -141,6 +166,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let drivers = driver::drivers(spec, facts, &mut problems);
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
+    let sandboxed = sandbox::sandboxed(spec, facts, &mut problems);
     let settings = Settings {
         policy: policy.name_any(),
         common: common::common(&spec.daemonsets, &spec.host_paths),
@@ -152,6 +178,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
         drivers,
         stack,
         stacked,
+        sandboxed,
     };
     Validated { settings, problems }
 }
@@ -183,13 +210,8 @@ fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
 
 /// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
 fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let sandbox = spec.sandbox_workloads.is_enabled();
-    let kata = spec.sandbox_workloads.mode == SandboxMode::Kata;
     let asked = [
         ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
-        ("vgpuManager", sandbox && spec.vgpu_manager.component.is_enabled(false)),
-        ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),
-        ("ccManager", sandbox && kata && spec.cc_manager.component.is_enabled(false)),
         ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
     ];
     let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();

@@ -1,7 +1,7 @@
 //! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
 
 mod sidecars;
-mod volumes;
+pub(super) mod volumes;
 
 use crds::{
     labels,
@@ -159,7 +159,7 @@ fn alone() -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-fn prepare(installation: &Installation) -> Container {
+pub(super) fn prepare(installation: &Installation) -> Container {
     Container {
         name: "prepare-driver".to_owned(),
         image: Some(installation.image.clone()),
