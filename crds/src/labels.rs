@@ -35,6 +35,12 @@ pub const KERNEL: &str = "gpuvirt.io/kernel";
 pub const DRIVER_POOL: &str = "gpuvirt.io/driver-pool";
 /// On every object that the operator applies: which ClusterPolicy asked for it.
 pub const POLICY: &str = "gpuvirt.io/policy";
+/// `"true"` on a pod of the vGPU host driver while VMs have vGPUs of its node: it is not deleted, and not evicted.
+pub const VGPUS_IN_USE: &str = "gpuvirt.io/vgpus-in-use";
+/// Annotation beside it: who has them.
+pub const VGPU_USERS: &str = "gpuvirt.io/vgpu-users";
+/// Annotation `"true"` on such a pod: it may go all the same. Written by the user.
+pub const ALLOW_DELETE: &str = "gpuvirt.io/allow-delete";
 /// Annotation on applied objects: hash of what was applied last.
 pub const APPLIED_HASH: &str = "gpuvirt.io/applied-hash";
 /// Annotation on a ClusterPolicy: give up waiting for VMs when it is deleted.

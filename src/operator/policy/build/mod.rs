@@ -58,6 +58,9 @@ pub struct Operands {
     pub kept: Vec<String>,
 }
 
+/// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
+
 pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
