@@ -7,9 +7,12 @@
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
+//! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+mod guard;
+mod host;
 pub mod kubevirt;
 pub mod node;
 pub mod policy;
@@ -25,6 +28,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    guard::Guard,
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
@@ -91,7 +95,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 /// Everything that writes, while the lease is held.
 async fn lead(client: &Client, config: Config, epoch: i64) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
-    let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()), gpu_nodes: Arc::new(Notify::new()) };
+    let wake = Wake {
+        nodes: nodes_tx,
+        policy: Arc::new(Notify::new()),
+        gpu_nodes: Arc::new(Notify::new()),
+        guard: Arc::new(Notify::new()),
+    };
     let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
@@ -99,6 +108,8 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
     let instances = Arc::default();
     let (explainer, follow_instances) = Explainer::new(client, &world, events.clone(), &wake, &instances);
     follow.push(follow_instances);
+    let (guard, follow_host_drivers) = Guard::new(client, &config.installation.namespace, &world, &wake);
+    follow.push(follow_host_drivers);
     let mut follow = join_all(follow);
     // Before the first list nothing is known, and "nothing there" would be acted upon.
     tokio::select! {
@@ -135,5 +146,6 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         policy::run(policy_context, due, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
         explainer.run(),
+        guard.run(),
     );
 }

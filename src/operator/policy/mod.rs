@@ -29,7 +29,7 @@ use tokio::{
 };
 
 pub use self::{
-    build::{AGENT, Installation},
+    build::{AGENT, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
 };
 use self::{
