@@ -10,6 +10,7 @@
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+mod host;
 pub mod kubevirt;
 pub mod node;
 mod pod_watches;

@@ -44,12 +44,12 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     }
     match &operands.monitor {
         Some(wanted) => applier.apply_unwatched(wanted).await?,
-        None if live.service_monitors && !operands.kept.contains(&MONITOR) => {
+        None if live.service_monitors && !operands.kept.iter().any(|kept| kept == MONITOR) => {
             applier.absent::<ServiceMonitor>(MONITOR).await?;
         }
         None => {}
     }
-    let kept = |name: String| operands.kept.iter().any(|kept| *kept == name);
+    let kept = |name: String| operands.kept.contains(&name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
     for surplus in surplus.filter(|live| !kept(live.name_any())) {
         applier.delete(surplus.as_ref()).await?;

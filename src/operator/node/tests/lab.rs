@@ -57,7 +57,7 @@ impl Lab {
             gpu_node,
             pods: Vec::new(),
             pods_watched: false,
-            policy: NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new() },
+            policy: NodePolicy::new("cluster-policy".to_owned(), sandbox),
             refusal: None,
             history: Vec::new(),
         }

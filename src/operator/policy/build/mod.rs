@@ -53,7 +53,7 @@ pub struct Operands {
     pub runtime_classes: Vec<RuntimeClass>,
     pub monitor: Option<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
-    pub kept: Vec<&'static str>,
+    pub kept: Vec<String>,
 }
 
 pub const AGENT: &str = "gpuvirt-agent";
@@ -61,10 +61,12 @@ pub const AGENT: &str = "gpuvirt-agent";
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
     let stacked = &settings.stacked;
-    operands.add(&settings.driver, &[driver::NAME, driver::PROBE_SCRIPT], |operands, driver| {
+    operands.add(&settings.drivers.wish, &[driver::PROBE_SCRIPT], |operands, drivers| {
         operands.config_maps.push(driver::startup_probe_script(settings, installation));
-        operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+        let sets = drivers.iter().map(|driver| driver::daemon_set(settings, driver, installation));
+        operands.daemon_sets.extend(sets);
     });
+    operands.kept.extend(settings.drivers.kept.clone());
     if stacked.any {
         operands.runtime_classes = runtime_classes::runtime_classes(settings);
         operands.daemon_sets.push(validator::daemon_set(settings, installation));
@@ -109,7 +111,7 @@ impl Operands {
         match wish {
             Wish::Wanted(wanted) => build(self, wanted),
             Wish::NotWanted => {}
-            Wish::Unknown => self.kept.extend(names),
+            Wish::Unknown => self.kept.extend(names.iter().map(|name| (*name).to_owned())),
         }
     }
 }

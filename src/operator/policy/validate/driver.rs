@@ -3,10 +3,16 @@
 use crds::v1::{self, ClusterPolicySpec, ContainerProbe, KernelModuleType};
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::{Facts, Problem, Runtime, Wish, container, container::Container, container::Image, given};
+use super::{
+    Drivers, Facts, Problem, Runtime, Wish, container,
+    container::{Container, Image},
+    given,
+    pools::{self, Pool},
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Driver {
+    pub pool: Pool,
     pub container: Container,
     pub secret_env: Option<String>,
     pub kernel_module_type: KernelModuleType,
@@ -59,33 +65,62 @@ pub enum Subscription {
     Suse,
 }
 
-pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Driver>, Problem> {
+/// Name of the driver's first `DaemonSet`, and what those of further pools begin with.
+pub const DRIVER: &str = "nvidia-driver-daemonset";
+
+pub(super) fn drivers(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Drivers {
     let driver = &spec.driver;
     if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
-        return Ok(Wish::NotWanted);
+        return Drivers { wish: Wish::NotWanted, kept: Vec::new() };
     }
-    let systems: Vec<&str> = facts.systems.iter().map(String::as_str).collect();
-    if systems.len() > 1 {
-        return Err(Problem {
-            reason: "SeveralOperatingSystems",
-            message: format!(
-                "GPU nodes run {}, and this version brings the driver to one operating system: install the driver on the hosts and set spec.driver.enabled to false",
-                systems.join(" and ")
-            ),
-        });
-    }
-    let os = systems.first().copied();
-    // The triple is judged also while there is no node to run it on.
-    let container = container::container("driver", &driver.component.container, os, facts)?;
-    let gds = sidecar("gds", &spec.gds, os, facts)?;
-    let gdrcopy = sidecar("gdrcopy", &spec.gdrcopy, os, facts)?;
-    let (Some(os), false) = (os, driver.use_precompiled.unwrap_or(false)) else {
-        return Ok(Wish::Unknown);
+    let wish = Wish::or_problem(wanted(spec, facts), problems);
+    let kept = match &wish {
+        Wish::Wanted(drivers) => {
+            let pools: Vec<Pool> = drivers.iter().map(|driver| driver.pool.clone()).collect();
+            pools::kept(DRIVER, Some(&pools), facts)
+        }
+        Wish::Unknown => pools::kept(DRIVER, None, facts),
+        Wish::NotWanted => Vec::new(),
     };
+    Drivers { wish, kept }
+}
+
+fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Vec<Driver>>, Problem> {
+    let precompiled = spec.driver.use_precompiled.unwrap_or(false);
+    // The triple is judged also while there is no node to run it on.
+    container::container("driver", &spec.driver.component.container, None, facts)?;
+    if precompiled {
+        is_branch(spec.driver.component.container.image.version.as_deref())?;
+    }
+    let pools = match precompiled {
+        true => pools::by_kernel(DRIVER, facts),
+        false => pools::by_system(DRIVER, facts),
+    };
+    let drivers: Vec<Driver> = pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect::<Result<_, _>>()?;
+    Ok(if drivers.is_empty() { Wish::Unknown } else { Wish::Wanted(Box::new(drivers)) })
+}
+
+/// Images of precompiled drivers are tagged with a branch (`595`), the kernel and the operating system.
+fn is_branch(version: Option<&str>) -> Result<(), Problem> {
+    match given(version) {
+        Some(version) if !version.starts_with("sha256:") && version.contains('.') => Err(Problem {
+            reason: "InvalidDriverVersion",
+            message: format!(
+                "spec.driver.version: {version} is no branch, and precompiled drivers come in branches: set it to {}, or spec.driver.usePrecompiled to false",
+                version.split('.').next().unwrap_or_default()
+            ),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn of_pool(spec: &ClusterPolicySpec, pool: Pool, facts: &Facts) -> Result<Driver, Problem> {
+    let driver = &spec.driver;
+    let suffix = pool.suffix();
     let rdma = &driver.gpu_direct_rdma;
-    let distribution = Distribution::of(os);
-    Ok(Wish::Wanted(Box::new(Driver {
-        container,
+    let distribution = Distribution::of(&pool.os);
+    Ok(Driver {
+        container: container::container("driver", &driver.component.container, Some(&suffix), facts)?,
         secret_env: given(driver.secret_env.as_deref()).map(str::to_owned),
         kernel_module_type: kernel_module_type(driver),
         startup_probe: driver.startup_probe.clone().unwrap_or_default(),
@@ -96,11 +131,12 @@ pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Dri
             (true, false) => Rdma::On,
             (true, true) => Rdma::WithHostMofed,
         },
-        gds,
-        gdrcopy,
+        gds: sidecar("gds", &spec.gds, Some(&pool.os), facts)?,
+        gdrcopy: sidecar("gdrcopy", &spec.gdrcopy, Some(&pool.os), facts)?,
         files: files(driver, distribution, facts)?,
         subscription: subscription(distribution, facts),
-    })))
+        pool,
+    })
 }
 
 fn sidecar(

@@ -4,6 +4,7 @@ mod common;
 mod container;
 mod driver;
 mod facts;
+mod pools;
 mod stack;
 #[cfg(test)]
 pub(super) mod tests;
@@ -12,7 +13,7 @@ mod toolkit;
 use crds::{
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, SandboxMode},
-    v1alpha1::{Discovery, GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, Discovery, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::ResourceExt;
@@ -20,8 +21,9 @@ use kube::ResourceExt;
 pub use self::{
     common::{Common, Rollout},
     container::{Container, Image},
-    driver::{Driver, Files, Rdma, Sidecar, Source, Subscription},
-    facts::{Facts, Runtime},
+    driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
+    facts::{Facts, Host, Runtime},
+    pools::{LiveSet, Pool},
     stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
     toolkit::{HostFile, Toolkit},
 };
@@ -44,9 +46,17 @@ pub struct Settings {
     pub policy: String,
     pub common: Common,
     pub agent: Agent,
-    pub driver: Wish<Driver>,
+    pub drivers: Drivers,
     pub stack: Stack,
     pub stacked: Stacked,
+}
+
+/// Drivers for the GPUs of container nodes, one a pool of nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drivers {
+    pub wish: Wish<Vec<Driver>>,
+    /// Names of sets that are not asked for any more, and that a node still wants.
+    pub kept: Vec<String>,
 }
 
 /// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
@@ -99,7 +109,28 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+        disabled: switched_off(&policy.spec),
+        mig_default: mig_default(&policy.spec),
     }
+}
+
+/// Functions of the agent that stand for operands of the peer: an operand that is off is off on every node.
+fn switched_off(spec: &ClusterPolicySpec) -> Vec<AgentFunction> {
+    [
+        (&spec.vfio_manager.component, AgentFunction::VfioManager),
+        (&spec.sandbox_device_plugin, AgentFunction::SandboxDevicePlugin),
+        (&spec.vgpu_device_manager.component, AgentFunction::VgpuDeviceManager),
+    ]
+    .into_iter()
+    .filter(|(component, _)| !component.is_enabled(true))
+    .map(|(_, function)| function)
+    .collect()
+}
+
+/// The schema knows one layout to start from, and none.
+fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
+    let manager = &spec.mig_manager;
+    (manager.component.is_enabled(true) && manager.config.default == "all-disabled").then_some("all-disabled")
 }
 
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {
@@ -107,7 +138,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let mut problems = not_built(spec);
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
     problems.extend(without_effect(config));
-    let driver = Wish::or_problem(driver::driver(spec, facts), &mut problems);
+    let drivers = driver::drivers(spec, facts, &mut problems);
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
     let settings = Settings {
@@ -118,7 +149,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
             resync_seconds: config.resync_seconds,
             resources: (&spec.vfio_manager.component.container.resources).into(),
         },
-        driver,
+        drivers,
         stack,
         stacked,
     };
@@ -160,7 +191,6 @@ fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
         ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),
         ("ccManager", sandbox && kata && spec.cc_manager.component.is_enabled(false)),
         ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
-        ("driver.usePrecompiled", spec.driver.use_precompiled.unwrap_or(false)),
     ];
     let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
     if asked.is_empty() {

@@ -45,6 +45,12 @@ pub(super) const INTENDED: &[Row] = &[
         "containers[nvidia-operator-validator].lifecycle.*",
         "our program takes the verdicts back itself when it is told to stop",
     ),
+    row("nvidia-driver-daemonset", "labels.gpuvirt.io/os", "for whose nodes it is, so that it keeps its name"),
+    row(
+        "nvidia-driver-daemonset",
+        "nodeSelector.gpuvirt.io/os",
+        "nodes of another system may join: a selector that came with them would make every pod out of date",
+    ),
     row("nvidia-driver-daemonset", "initContainers.order", "prepare-driver is our k8s-driver-manager"),
     row(
         "nvidia-driver-daemonset",

@@ -20,7 +20,7 @@ use self::{
     intended::{DONE_BY_THE_AGENT, INTENDED, NOT_BUILT, OURS},
 };
 use super::{build, tests::installation};
-use crate::operator::policy::validate::{Facts, validate};
+use crate::operator::policy::validate::{Facts, tests::of_systems, validate};
 
 fn recorded(file: &str) -> BTreeMap<String, Fields> {
     let path = format!("{}/tests/fixtures/peer-operands/{file}.json", env!("CARGO_MANIFEST_DIR"));
@@ -31,11 +31,10 @@ fn recorded(file: &str) -> BTreeMap<String, Fields> {
 
 fn ours(patch: &Value) -> BTreeMap<String, Fields> {
     let facts = Facts {
-        systems: ["ubuntu24.04".to_owned()].into(),
         runtimes: ["containerd://2.1.0".to_owned()].into(),
         config_maps: [("time-slicing".to_owned(), ["any".to_owned()].into())].into(),
         service_monitors: true,
-        ..Facts::default()
+        ..of_systems(&["ubuntu24.04"])
     };
     let validated = validate(&policies::policy(patch), &GPUVirtConfigSpec::default(), &facts);
     let operands = build(&validated.settings, &installation());

@@ -42,7 +42,11 @@ fn vms() -> Vec<Row> {
     for section in ["vfioManager", "sandboxDevicePlugin", "vgpuDeviceManager"] {
         let fields: Vec<&str> =
             CONTAINER.into_iter().filter(|f| section != "vfioManager" || *f != "resources").collect();
-        rows.extend(unused_below(section, &[&fields[..], &["enabled"]].concat(), agent));
+        rows.extend(unused_below(section, &fields, agent));
+        rows.push(elsewhere(
+            &format!("{section}.enabled"),
+            "the agent's function on every node: validate/tests.rs, node/tests",
+        ));
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
     rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
