@@ -15,6 +15,7 @@ mod guard;
 mod host;
 pub mod kubevirt;
 pub mod node;
+mod pod_watches;
 pub mod policy;
 pub mod uninstall;
 pub mod vmi;
@@ -48,6 +49,8 @@ pub struct Config {
     pub installation: Installation,
     /// Distinguishes replicas: the pod's name.
     pub identity: String,
+    /// The chart's release, if the chart has installed it.
+    pub release: Option<String>,
     pub listen: SocketAddr,
 }
 
@@ -70,6 +73,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
         leading
     });
+    let metrics = telemetry.register(policy::Metrics::register);
     // A replica that waits for the lease is healthy.
     telemetry.set_ready();
     let work = async {
@@ -81,7 +85,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let epoch = held.epoch();
         let held = tokio::select! {
             kept = held.keep(&shutdown) => kept?,
-            () = lead(&client, config.clone(), epoch) => return Ok(()),
+            () = lead(&client, config.clone(), epoch, metrics.clone()) => return Ok(()),
         };
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
@@ -93,7 +97,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 }
 
 /// Everything that writes, while the lease is held.
-async fn lead(client: &Client, config: Config, epoch: i64) {
+async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metrics) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake {
         nodes: nodes_tx,
@@ -121,7 +125,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
-        pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        pods: NodePods::new(client.clone(), &config.installation.namespace, wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
         events: events.clone(),
@@ -133,6 +137,10 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         world: world.clone(),
         applier: Applier::new(client.clone(), config.installation.namespace.clone()),
         events,
+        pods: policy::Context::pods(client, &config.installation.namespace),
+        due: wake.policy.clone(),
+        metrics,
+        release: config.release,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,
@@ -140,10 +148,9 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         node_policy: policy_tx,
     });
     wake.policy.notify_one();
-    let due = wake.policy.clone();
     tokio::join!(
         follow,
-        policy::run(policy_context, due, || wake.node(NodeWork::All)),
+        policy::run(policy_context, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
         explainer.run(),
         guard.run(),

@@ -214,7 +214,7 @@ where
 }
 
 /// [`follow_as`], keeping only what `project` leaves.
-fn follow_projected<K>(
+pub fn follow_projected<K>(
     kind: K::DynamicType,
     api: Api<K>,
     config: watcher::Config,
