@@ -27,7 +27,7 @@ mod uuid;
 pub use apply::{ApplyError, View, apply};
 pub use framework::{Framework, NoVgpu, framework};
 pub(crate) use instances::nodes;
-pub use instances::{TypeNames, Vgpu, listed_names, parents, vgpu_holders, vgpus};
+pub use instances::{TypeNames, Vgpu, listed_names, parents, part_ids, vgpu_holders, vgpus};
 pub use plan::{Layout, VgpuStep, VgpuWorld, leave, plan};
 pub use refusal::VgpuRefusal;
 pub use types::{Shape, kind, mig_profile, shape};

@@ -111,6 +111,11 @@ pub fn vgpu_holders(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holde
     found
 }
 
+/// Ids of what a VM may have of a GPU instead of all of it, whether it is a vGPU now or not.
+pub fn part_ids(inventory: &Inventory, gpu: PciAddress) -> Vec<String> {
+    nodes(inventory, gpu).into_iter().map(|(id, _)| id).collect()
+}
+
 /// Device nodes of what a VM may have of a GPU instead of all of it.
 pub(crate) fn nodes(inventory: &Inventory, gpu: PciAddress) -> Vec<(String, Vec<PathBuf>)> {
     let paths = |group: Option<u32>, device: Option<&String>| {
