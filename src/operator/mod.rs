@@ -3,7 +3,8 @@
 //! ```text
 //! Node labels ─┐                      ┌─▶ Node labels (deploy gates)
 //! GPUNode ─────┼─▶ node controller ───┼─▶ GPUNode.spec, status.operator
-//! operand pods ┘      ▲ mode policy   └─▶ events
+//! operand pods ┤      ▲ mode policy   └─▶ events
+//! vGPU layouts ┘      │
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
@@ -13,7 +14,9 @@
 pub mod kubevirt;
 pub mod node;
 pub mod policy;
+mod spelling;
 pub mod uninstall;
+pub mod vgpu;
 pub mod vmi;
 mod world;
 
@@ -28,6 +31,7 @@ use self::{
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    vgpu::Layouts,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
@@ -113,6 +117,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
+        layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
         events: events.clone(),
         epoch,
         policy: policy_rx,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crds::{WorkloadMode, labels, v1alpha1::ResourceAlias};
 
 use super::gates::SandboxMode;
-use crate::cluster::events::Notice;
+use crate::{cluster::events::Notice, operator::vgpu};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct NodePolicy {
     pub teardown: bool,
     /// Resource names that agents use in place of their own.
     pub aliases: Vec<ResourceAlias>,
+    /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
+    pub vgpu: Option<vgpu::LayoutSource>,
 }
 
 /// `spec.sandboxWorkloads`.
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     fn policy(sandbox: Sandbox) -> NodePolicy {
-        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new() }
+        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new(), vgpu: None }
     }
 
     fn on(default: WorkloadMode) -> NodePolicy {

@@ -19,6 +19,7 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_layouts;
 
 use std::collections::BTreeMap;
 
@@ -30,6 +31,7 @@ use k8s_openapi::api::{
 
 pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
 use super::validate::{Settings, Wish};
+use crate::operator::vgpu;
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +102,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
+        if source.config_map.is_none() {
+            operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
+        }
+    });
     operands
 }
 

@@ -8,6 +8,7 @@ mod stack;
 #[cfg(test)]
 pub(super) mod tests;
 mod toolkit;
+mod vgpu;
 
 use crds::{
     labels,
@@ -25,9 +26,12 @@ pub use self::{
     stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::node::{
-    gates,
-    mode::{NodePolicy, Sandbox},
+use crate::operator::{
+    node::{
+        gates,
+        mode::{NodePolicy, Sandbox},
+    },
+    vgpu::LayoutSource,
 };
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
@@ -47,6 +51,8 @@ pub struct Settings {
     pub driver: Wish<Driver>,
     pub stack: Stack,
     pub stacked: Stacked,
+    /// Of which the operator shows its own.
+    pub vgpu_layouts: Wish<LayoutSource>,
 }
 
 /// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
@@ -99,6 +105,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+        vgpu: vgpu::source(&policy.spec),
     }
 }
 
@@ -121,6 +128,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
         driver,
         stack,
         stacked,
+        vgpu_layouts: vgpu::layouts(spec, facts, &mut problems),
     };
     Validated { settings, problems }
 }

@@ -10,12 +10,16 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn vms() -> Vec<Row> {
     let agent = "the agent does it on VM nodes, where deploy labels switch it: condition ImagesNotUsed";
+    let layouts = "ConfigMap default-vgpu-devices-config *";
     let mut rows = vec![
         // And nodes' modes, of which node/mode.rs has tests.
         with(
             json!({"vgpuManager": {"enabled": true}}),
-            changes("sandboxWorkloads.enabled", &["Problem OperandNotSupported"]),
+            changes("sandboxWorkloads.enabled", &["Problem OperandNotSupported", layouts]),
         ),
+        changes("vgpuDeviceManager.enabled", &[layouts]),
+        changes("vgpuDeviceManager.config.name", &[layouts]),
+        elsewhere("vgpuDeviceManager.config.default", "nodes' vGPU layouts: operator/vgpu/wish.rs"),
         elsewhere("sandboxWorkloads.defaultWorkload", "nodes' modes: node/mode.rs"),
         changes("vfioManager.resources", &["DaemonSet gpuvirt-agent *containers[agent].resources.limits.*"]),
         with(
@@ -42,10 +46,10 @@ fn vms() -> Vec<Row> {
     for section in ["vfioManager", "sandboxDevicePlugin", "vgpuDeviceManager"] {
         let fields: Vec<&str> =
             CONTAINER.into_iter().filter(|f| section != "vfioManager" || *f != "resources").collect();
-        rows.extend(unused_below(section, &[&fields[..], &["enabled"]].concat(), agent));
+        rows.extend(unused_below(section, &fields, agent));
     }
+    rows.extend(unused(&["vfioManager.enabled", "sandboxDevicePlugin.enabled"], agent));
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
-    rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
     rows
 }
 
