@@ -27,6 +27,7 @@ mod report;
 mod translate;
 mod uevent;
 pub mod vfio_manager;
+mod vgpu_manager;
 mod wish;
 
 use std::{
@@ -184,7 +185,7 @@ impl Agent {
         shutdown: &Shutdown,
     ) -> Result<Self, Error> {
         let helper = std::env::current_exe().map_err(Error::Executable)?;
-        let manager = VfioManager::open(&config.host_root, helper)?;
+        let manager = VfioManager::open(&config.host_root, helper, &config.node)?;
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
         let metrics = telemetry.register(Metrics::register);

@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use vfio::{Binding, Holder, Host, Inventory, PciAddress, deviations, holders, observe};
+use vfio::{
+    Binding, Function, Gpu, Holder, Host, Inventory, PciAddress, VgpuParent, deviations, holders, observe,
+    vgpu::{part_ids, vgpu_holders},
+};
 
 use super::health::{at_sight, unfit};
 
@@ -16,6 +19,11 @@ pub fn objections(host: &impl Host, ids: &[String]) -> BTreeMap<String, String> 
 }
 
 fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id: &str) -> Option<String> {
+    let owner =
+        inventory.gpus().into_iter().find(|gpu| part_ids(inventory, gpu.primary.address).iter().any(|p| p == id));
+    if let Some(gpu) = owner {
+        return against_vgpu(inventory, held, &gpu, id);
+    }
     let address: PciAddress = match id.parse() {
         Ok(address) => address,
         Err(error) => return Some(format!("{error}")),
@@ -32,6 +40,25 @@ fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id
         return Some(ailment.to_string());
     }
     let holder = held.get(&address)?.iter().find(|holder| holder.pid > 0)?;
+    Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
+}
+
+fn against_vgpu(
+    inventory: &Inventory,
+    held: &BTreeMap<PciAddress, Vec<Holder>>,
+    gpu: &Gpu<'_>,
+    id: &str,
+) -> Option<String> {
+    let function = id.parse::<PciAddress>().ok().and_then(|address| inventory.functions.get(&address));
+    let nothing = |function: &Function| !matches!(function.vgpu, Some(VgpuParent::VendorVfio { current: Some(_), .. }));
+    if function.is_some_and(nothing) {
+        return Some(format!("{id} is no vGPU any more; delete the pod so that it is scheduled again"));
+    }
+    if let Some(ailment) = unfit(&at_sight(inventory, gpu)) {
+        return Some(ailment.to_string());
+    }
+    let holders = vgpu_holders(inventory, held);
+    let holder = holders.get(id)?.iter().find(|holder| holder.pid > 0)?;
     Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
 }
 

@@ -118,6 +118,7 @@ fn gpu(n: u32) -> Device {
         others: vec![],
         path: vec![],
         egm: None,
+        partition: None,
     }
 }
 
