@@ -10,6 +10,12 @@ pub const GPU_PRESENT: &str = "nvidia.com/gpu.present";
 pub const DEPLOY_PREFIX: &str = "nvidia.com/gpu.deploy.";
 /// `"false"` keeps every operand off the node. Written by the user.
 pub const DEPLOY_OPERANDS: &str = "nvidia.com/gpu.deploy.operands";
+/// `"false"` leaves the node's vGPUs to others. Written by the user.
+pub const DEPLOY_VGPU_DEVICE_MANAGER: &str = "nvidia.com/gpu.deploy.vgpu-device-manager";
+/// Name of a node's vGPU layout. Written by the user.
+pub const VGPU_CONFIG: &str = "nvidia.com/vgpu.config";
+/// `pending`, `success` or `failed`: how far the node is with its vGPU layout. Written by the operator.
+pub const VGPU_CONFIG_STATE: &str = "nvidia.com/vgpu.config.state";
 /// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
 /// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.

@@ -3,7 +3,8 @@
 //! ```text
 //! Node labels ─┐                      ┌─▶ Node labels (deploy gates)
 //! GPUNode ─────┼─▶ node controller ───┼─▶ GPUNode.spec, status.operator
-//! operand pods ┘      ▲ mode policy   └─▶ events
+//! operand pods ┤      ▲ mode policy   └─▶ events
+//! vGPU layouts ┘      │
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
@@ -17,7 +18,9 @@ pub mod kubevirt;
 pub mod node;
 mod pod_watches;
 pub mod policy;
+mod spelling;
 pub mod uninstall;
+pub mod vgpu;
 pub mod vmi;
 mod world;
 
@@ -33,6 +36,7 @@ use self::{
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    vgpu::Layouts,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
@@ -128,6 +132,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         pods: NodePods::new(client.clone(), &config.installation.namespace, wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
+        layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
         events: events.clone(),
         epoch,
         policy: policy_rx,

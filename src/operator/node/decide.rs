@@ -22,7 +22,9 @@ use super::{
     preflight::{Blocked, Preflight, preflight},
     readiness::{self, Readiness},
     users::Users,
+    vgpus,
 };
+use crate::operator::vgpu;
 
 /// One node as the operator sees it.
 pub struct Observed<'a> {
@@ -33,6 +35,8 @@ pub struct Observed<'a> {
     /// Our operands' pods on the node; `None` while they are not watched.
     pub pods: Option<&'a [OperandPod]>,
     pub users: &'a Users,
+    /// What the policy's file of vGPU layouts says; `None` while it has not been read.
+    pub layouts: Option<&'a vgpu::File>,
     pub epoch: i64,
 }
 
@@ -63,6 +67,8 @@ pub struct Order {
     pub phase: NodePhase,
     pub readiness: Readiness,
     pub complaint: Option<Complaint>,
+    /// How far it is with its vGPU layout; `None` where it is to have none.
+    pub vgpus: Option<vgpu::Standing>,
 }
 
 pub fn decide(observed: &Observed<'_>) -> Decision {
@@ -84,11 +90,14 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             phase: NodePhase::Steady,
             readiness: waiting,
             complaint,
+            vgpus: None,
         };
         return Decision { labels: present(observed.labels, true), order: Some(order), watch_pods: false };
     };
     let serving = serving.or_else(|| taken_over(observed, agent));
-    let node = Reported { observed, gpu_node, agent, desired, serving };
+    let source = observed.policy.vgpu.as_ref();
+    let wish = vgpu::wish(observed.labels, source, observed.layouts, &agent.gpus);
+    let node = Reported { observed, gpu_node, agent, desired, serving, wish };
     let course = node.course();
     node.decision(course, complaint)
 }
@@ -153,6 +162,7 @@ struct Reported<'a> {
     agent: &'a AgentStatus,
     desired: WorkloadMode,
     serving: Option<WorkloadMode>,
+    wish: vgpu::Wish,
 }
 
 impl Reported<'_> {
@@ -164,7 +174,7 @@ impl Reported<'_> {
             return Course::OperandsDisabled;
         }
         let asked = self.gpu_node.spec.mode == Some(self.desired);
-        if self.reached() || (asked && self.serving == Some(self.desired)) {
+        if (self.reached() && !self.driver_of_vgpus_leaves()) || (asked && self.serving == Some(self.desired)) {
             return Course::Serve;
         }
         let operands = self.observed.pods.map(|pods| pods.iter().map(|p| p.uid.clone()).collect());
@@ -231,7 +241,7 @@ impl Reported<'_> {
             Course::Switch => Outcome {
                 mode: Some(self.desired),
                 advertise: Advertise::Withdrawn,
-                deploy: Vec::new(),
+                deploy: if self.awaits_driver_of_vgpus() { self.serve(Some(self.desired)).deploy } else { Vec::new() },
                 phase: NodePhase::Switching,
                 serving: self.serving,
                 readiness: readiness::switching(self.agent, self.desired),
@@ -272,7 +282,36 @@ impl Reported<'_> {
         if !self.answered() {
             return Readiness::no("AgentBehind", "the agent on this node has not answered the last order yet");
         }
-        readiness::of(self.agent, self.desired, advertise, &self.disabled())
+        let vgpus = self.vgpus(Some(self.desired));
+        readiness::of(self.agent, self.desired, advertise, &self.disabled(), vgpus.as_ref())
+    }
+
+    /// How far a node in this mode is with its vGPUs.
+    fn vgpus(&self, mode: Option<WorkloadMode>) -> Option<vgpu::Standing> {
+        match mode {
+            Some(WorkloadMode::VmVgpu) => {
+                vgpu::standing(&self.wish, self.gpu_node.spec.vgpu.as_ref(), self.agent, self.answered())
+            }
+            Some(WorkloadMode::Container | WorkloadMode::VmPassthrough) | None => None,
+        }
+    }
+
+    /// The kernel shows vGPUs only with a driver that makes them, which is an operand of that mode: it comes as soon as
+    /// no GPU is a VM's any more.
+    fn awaits_driver_of_vgpus(&self) -> bool {
+        let free = |mode: Option<WorkloadMode>| match mode {
+            Some(WorkloadMode::Container | WorkloadMode::VmVgpu) => true,
+            Some(WorkloadMode::VmPassthrough) | None => false,
+        };
+        self.desired == WorkloadMode::VmVgpu && self.agent.gpus.iter().all(|gpu| free(gpu.mode))
+    }
+
+    /// A GPU whose vGPU driver is still to leave may look like one that waits for another driver.
+    fn driver_of_vgpus_leaves(&self) -> bool {
+        let gate = gates::main_gate(WorkloadMode::VmVgpu);
+        self.desired != WorkloadMode::VmVgpu
+            && self.gpu_node.spec.mode == Some(WorkloadMode::VmVgpu)
+            && self.observed.labels.get(&gate).is_some_and(|value| value == "true")
     }
 
     /// The kernel shows the mode on every GPU.
@@ -321,7 +360,7 @@ impl Reported<'_> {
             Course::NoGPUs | Course::OperandsDisabled => false,
             Course::Serve => self.observed.policy.teardown,
             Course::LookAtPods | Course::Withdraw { .. } | Course::Switch => true,
-            Course::Hold(_) => self.agent.gpus.iter().any(|gpu| gpu.holders.iter().any(|h| h.pod.is_some())),
+            Course::Hold(_) => self.agent.gpus.iter().any(|gpu| gpu.all_holders().any(|h| h.pod.is_some())),
         }
     }
 
@@ -337,11 +376,17 @@ impl Reported<'_> {
         let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());
         let default = self.observed.policy.mig_default;
         labels.extend(layout.and_then(|mode| gates::mig_layout(mode, self.observed.labels, default)));
+        let vgpus = self.vgpus(outcome.mode);
+        labels.extend(vgpus::label(self.observed.labels, vgpus.as_ref()));
+        let vgpu = match outcome.mode {
+            Some(WorkloadMode::VmVgpu) => self.wish.layout(self.gpu_node.spec.vgpu.as_ref()),
+            Some(WorkloadMode::Container | WorkloadMode::VmPassthrough) | None => None,
+        };
         let spec = GPUNodeSpec {
             mode: outcome.mode,
             // Nobody but the operator writes here, and it decides by node in this version.
             gpus: Vec::new(),
-            vgpu: None,
+            vgpu,
             advertise: outcome.advertise,
             aliases: self.observed.policy.aliases.clone(),
             disabled: self.disabled(),
@@ -354,6 +399,7 @@ impl Reported<'_> {
             phase: outcome.phase,
             readiness: outcome.readiness,
             complaint,
+            vgpus,
         };
         Decision { labels, watch_pods, order: Some(order) }
     }

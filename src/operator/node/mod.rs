@@ -12,6 +12,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 pub mod users;
+mod vgpus;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -45,6 +46,7 @@ use self::{
     users::{UserNames, Users},
 };
 use super::{
+    vgpu::Layouts,
     vmi::Instances,
     world::{NodeWork, World},
 };
@@ -68,6 +70,7 @@ pub struct Context {
     pub pods: NodePods,
     pub users: UserNames,
     pub instances: Arc<Instances>,
+    pub layouts: Layouts,
     pub events: Events,
     pub epoch: i64,
     /// The active policy; without one nodes are left alone.
@@ -127,6 +130,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     };
     let pods = context.pods.get(&name);
     let (users, all_named) = users(&context, &name, gpu_node).await;
+    let layouts = policy.vgpu.as_ref().and_then(|source| context.layouts.get(source));
     let observed = Observed {
         name: &name,
         labels: node.labels(),
@@ -134,6 +138,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         policy: &policy,
         pods: pods.as_deref(),
         users: &users,
+        layouts: layouts.as_deref(),
         epoch: context.epoch,
     };
     let Decision { labels, order, watch_pods } = decide(&observed);

@@ -37,7 +37,7 @@ pub fn preflight(
         if let Some(obstacle) = gpu.obstacles.iter().find(|o| o.mode == desired) {
             return Preflight::Blocked(Blocked { reason: obstacle.reason.clone(), message: obstacle.message.clone() });
         }
-        for holder in &gpu.holders {
+        for holder in gpu.all_holders() {
             match (&holder.pod, operands) {
                 (Some(pod), Some(operands)) if operands.contains(pod) => {}
                 (Some(_), None) => needs_pods = true,

@@ -83,7 +83,7 @@ fn owner(pod: &PartialObjectMeta<Pod>) -> Option<String> {
 fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for gpu in &agent.gpus {
-        for pod in gpu.holders.iter().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
+        for pod in gpu.all_holders().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
             let gpus = pods.entry(pod.clone()).or_default();
             if !gpus.contains(&gpu.address) {
                 gpus.push(gpu.address.clone());

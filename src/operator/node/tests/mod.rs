@@ -1,6 +1,7 @@
 //! Whole mode changes, step by step.
 
 mod lab;
+mod vgpus;
 
 use crds::{
     WorkloadMode, labels,
@@ -292,6 +293,7 @@ fn a_hint_without_a_report_is_worth_one_label() {
         policy: &lab.policy,
         pods: None,
         users: &Users::default(),
+        layouts: None,
         epoch: 1,
     };
     let decision = decide(&observed);

@@ -20,6 +20,7 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_layouts;
 mod vgpu_manager;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use k8s_openapi::api::{
 
 pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
 use super::validate::{Settings, Wish};
+use crate::operator::vgpu;
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +120,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     });
     operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
         operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
+    operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
+        if source.config_map.is_none() {
+            operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
+        }
     });
     operands
 }

@@ -10,6 +10,7 @@ mod stack;
 #[cfg(test)]
 pub(super) mod tests;
 mod toolkit;
+mod vgpu;
 
 use crds::{
     labels,
@@ -29,9 +30,12 @@ pub use self::{
     stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::node::{
-    gates,
-    mode::{NodePolicy, Sandbox},
+use crate::operator::{
+    node::{
+        gates,
+        mode::{NodePolicy, Sandbox},
+    },
+    vgpu::LayoutSource,
 };
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
@@ -52,6 +56,8 @@ pub struct Settings {
     pub stack: Stack,
     pub stacked: Stacked,
     pub sandboxed: Sandboxed,
+    /// Of which the operator shows its own.
+    pub vgpu_layouts: Wish<LayoutSource>,
 }
 
 /// Drivers of one kind, one a pool of nodes.
@@ -136,6 +142,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        vgpu: vgpu::source(&policy.spec),
     }
 }
 
@@ -179,6 +186,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
         stack,
         stacked,
         sandboxed,
+        vgpu_layouts: vgpu::layouts(spec, facts, &mut problems),
     };
     Validated { settings, problems }
 }

@@ -292,7 +292,7 @@ fn mig_manager(spec: &ClusterPolicySpec, facts: &Facts) -> Result<MigManager, Pr
     })
 }
 
-fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
+pub(super) fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
     let keys = facts.keys(field, name)?;
     match keys.iter().any(|known| known == key) {
         true => Ok(()),

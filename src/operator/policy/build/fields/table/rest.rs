@@ -15,9 +15,14 @@ fn vms() -> Vec<Row> {
     let main = |set: &'static str, name: &'static [&'static str]| {
         [Of { set, main: Some(name[0]), image: name, resources: name }]
     };
+    let layouts = "ConfigMap default-vgpu-devices-config *";
     let mut rows = vec![
         // And nodes' modes, of which node/mode.rs has tests.
-        changes("sandboxWorkloads.enabled", &vgpu),
+        changes("sandboxWorkloads.enabled", &[vgpu[0], layouts]),
+        // And the agent's function on every node: validate/tests.rs, node/tests.
+        changes("vgpuDeviceManager.enabled", &[layouts]),
+        changes("vgpuDeviceManager.config.name", &[layouts]),
+        elsewhere("vgpuDeviceManager.config.default", "nodes' vGPU layouts: operator/vgpu/wish.rs"),
         elsewhere("sandboxWorkloads.defaultWorkload", "nodes' modes: node/mode.rs"),
         changes("vfioManager.resources", &["DaemonSet gpuvirt-agent *containers[agent].resources.limits.*"]),
         changes("sandboxWorkloads.mode", &["DaemonSet nvidia-kata-* *", "DaemonSet nvidia-cc-manager *"]),
@@ -54,13 +59,11 @@ fn vms() -> Vec<Row> {
         let fields: Vec<&str> =
             CONTAINER.into_iter().filter(|f| section != "vfioManager" || *f != "resources").collect();
         rows.extend(unused_below(section, &fields, agent));
-        rows.push(elsewhere(
-            &format!("{section}.enabled"),
-            "the agent's function on every node: validate/tests.rs, node/tests",
-        ));
+    }
+    for section in ["vfioManager.enabled", "sandboxDevicePlugin.enabled"] {
+        rows.push(elsewhere(section, "the agent's function on every node: validate/tests.rs, node/tests"));
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
-    rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
     rows
 }
 
