@@ -8,7 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ResourceAlias;
+use super::{ResourceAlias, VgpuLayout, VgpuState, VgpuStatus};
 use crate::{WorkloadMode, schema};
 
 #[allow(clippy::duplicated_attributes, reason = "each printcolumn has a type of its own")]
@@ -45,6 +45,9 @@ pub struct GPUNodeSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub gpus: Vec<GPUMode>,
+    /// The vGPUs of the GPUs in mode `vm-vgpu`. Unset: those that exist stay, and none is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuLayout>,
     /// Whether the agent may offer devices to the kubelet.
     #[serde(default)]
     pub advertise: Advertise,
@@ -117,6 +120,9 @@ pub struct AgentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub gpus: Vec<GPUStatus>,
+    /// How far the agent is with `spec.vgpu`. Unset while that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuState>,
     /// What is registered with the kubelet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -193,6 +199,9 @@ pub struct GPUStatus {
     /// Who has it open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
+    /// Its vGPUs, and how they are made. Unset where nobody asked for any and it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuStatus>,
     /// Why it is in passthrough and not given out, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,

@@ -338,6 +338,7 @@ impl Reported<'_> {
             mode: outcome.mode,
             // Nobody but the operator writes here, and it decides by node in this version.
             gpus: Vec::new(),
+            vgpu: None,
             advertise: outcome.advertise,
             aliases: self.observed.policy.aliases.clone(),
             disabled: self.disabled(),
