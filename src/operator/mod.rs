@@ -13,6 +13,7 @@
 pub mod kubevirt;
 pub mod node;
 pub mod policy;
+pub mod transition;
 pub mod uninstall;
 pub mod vmi;
 mod world;
@@ -28,6 +29,7 @@ use self::{
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    transition::Transitions,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
@@ -113,6 +115,7 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
+        transitions: Transitions::new(client, &world, events.clone(), &wake),
         events: events.clone(),
         epoch,
         policy: policy_rx,

@@ -18,4 +18,5 @@ mod policy;
 mod schema;
 mod stack;
 mod teardown;
+mod transitions;
 mod uninstall;

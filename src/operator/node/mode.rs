@@ -8,7 +8,7 @@ use crds::{
 };
 
 use super::gates::SandboxMode;
-use crate::cluster::events::Notice;
+use crate::{cluster::events::Notice, operator::transition::rules::Rules};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,22 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// How nodes change.
+    pub rules: Rules,
 }
 
 impl NodePolicy {
     /// A policy that asks for nothing but modes.
     pub fn new(name: String, sandbox: Sandbox) -> Self {
-        Self { name, sandbox, teardown: false, aliases: Vec::new(), disabled: Vec::new(), mig_default: None }
+        Self {
+            name,
+            sandbox,
+            teardown: false,
+            aliases: Vec::new(),
+            disabled: Vec::new(),
+            mig_default: None,
+            rules: Rules::default(),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::operator::node::{
     mode::{NodePolicy, Sandbox},
     users::Users,
 };
+use crate::operator::transition::Leave;
 
 pub(super) const GPU: &str = "0000:01:00.0";
 pub(super) const VM_RESOURCE: &str = "nvidia.com/TU104GL_TESLA_T4";
@@ -85,6 +86,7 @@ impl Lab {
             policy: &self.policy,
             pods: self.pods_watched.then_some(self.pods.as_slice()),
             users: &Users::default(),
+            leave: &Leave::Free,
             epoch: 7,
         };
         let decision = decide(&observed);

@@ -29,6 +29,7 @@ use crate::operator::node::{
     gates,
     mode::{NodePolicy, Sandbox},
 };
+use crate::operator::transition::rules::Rules;
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +102,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        rules: rules(config).unwrap_or_default(),
     }
 }
 
@@ -127,7 +129,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems = not_built(spec);
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    problems.extend(without_effect(config));
+    problems.extend(rules(config).err());
     let driver = Wish::or_problem(driver::driver(spec, facts), &mut problems);
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
@@ -157,16 +159,11 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
-/// Settings that are accepted for a later version.
-fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
-    let default = GPUVirtConfigSpec::default();
-    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
-    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    (!set.is_empty()).then(|| Problem {
-        reason: "SettingNotSupported",
+fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
+    Rules::new(config.evict, &config.budget).map_err(|error| Problem {
+        reason: "InvalidBudget",
         message: format!(
-            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
-            set.join(" and ")
+            "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
 }
