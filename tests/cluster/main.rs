@@ -19,4 +19,5 @@ mod policy;
 mod schema;
 mod stack;
 mod teardown;
+mod transitions;
 mod uninstall;

@@ -350,6 +350,8 @@ pub enum NodePhase {
     /// The node serves its mode; nothing changes.
     #[default]
     Steady,
+    /// A change has its turn, or its users, to wait for: see the node's `GPUTransition`. The old mode serves.
+    Waiting,
     /// The old mode's operands and advertisements are leaving.
     Withdrawing,
     /// The agent has been asked for the new mode.

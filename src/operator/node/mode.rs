@@ -8,7 +8,10 @@ use crds::{
 };
 
 use super::gates::SandboxMode;
-use crate::{cluster::events::Notice, operator::vgpu};
+use crate::{
+    cluster::events::Notice,
+    operator::{transition::rules::Rules, vgpu},
+};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub struct NodePolicy {
     pub mig_default: Option<&'static str>,
     /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
     pub vgpu: Option<vgpu::LayoutSource>,
+    /// How nodes change.
+    pub rules: Rules,
 }
 
 impl NodePolicy {
@@ -39,6 +44,7 @@ impl NodePolicy {
             disabled: Vec::new(),
             mig_default: None,
             vgpu: None,
+            rules: Rules::default(),
         }
     }
 }

@@ -172,10 +172,10 @@ fn of_mode(mode: WorkloadMode, gpu_nodes: &[GPUNode]) -> ModeStatus {
             false => status.reasons.push(format!("node {}: {message}", node.name_any())),
         }
     }
-    let more = status.reasons.len().saturating_sub(REASONS);
-    if more > 0 {
+    let unsaid = status.reasons.len().saturating_sub(REASONS);
+    if unsaid > 0 {
         status.reasons.truncate(REASONS);
-        status.reasons.push(format!("and {more} more node(s): kubectl get gpunodes"));
+        status.reasons.push(format!("and {unsaid} more node(s): kubectl get gpunodes"));
     }
     status
 }

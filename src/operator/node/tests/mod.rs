@@ -16,6 +16,7 @@ use super::{
     readiness::TORN_DOWN,
     users::Users,
 };
+use crate::operator::transition::Leave;
 
 fn in_use() -> Refusal {
     Refusal { reason: "InUse".to_owned(), message: "in use".to_owned() }
@@ -294,6 +295,7 @@ fn a_hint_without_a_report_is_worth_one_label() {
         pods: None,
         users: &Users::default(),
         layouts: None,
+        leave: &Leave::Free,
         epoch: 1,
     };
     let decision = decide(&observed);

@@ -30,6 +30,7 @@ pub use self::{
     stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
     toolkit::{HostFile, Toolkit},
 };
+use crate::operator::transition::rules::Rules;
 use crate::operator::{
     node::{
         gates,
@@ -143,6 +144,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
         vgpu: vgpu::source(&policy.spec),
+        rules: rules(config).unwrap_or_default(),
     }
 }
 
@@ -169,8 +171,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems = not_built(spec);
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    problems.extend(without_effect(config));
     let drivers = driver::drivers(spec, facts, &mut problems);
+    problems.extend(rules(config).err());
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
     let sandboxed = sandbox::sandboxed(spec, facts, &mut problems);
@@ -202,16 +204,11 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
-/// Settings that are accepted for a later version.
-fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
-    let default = GPUVirtConfigSpec::default();
-    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
-    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    (!set.is_empty()).then(|| Problem {
-        reason: "SettingNotSupported",
+fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
+    Rules::new(config.evict, &config.budget).map_err(|error| Problem {
+        reason: "InvalidBudget",
         message: format!(
-            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
-            set.join(" and ")
+            "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
 }
