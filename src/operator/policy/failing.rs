@@ -159,6 +159,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::needless_pass_by_value, reason = "reads better at each use")]
     fn pod(node: &str, status: Value) -> Arc<Pod> {
         let pod = json!({
             "metadata": {"name": format!("operand-{node}")}, "spec": {"nodeName": node, "containers": []}, "status": status,
