@@ -35,7 +35,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the operator: ClusterPolicy and node labels to operands and GPUNodes.
-    Operator(OperatorArgs),
+    Operator(Box<OperatorArgs>),
     /// Runs the agent of one node: GPUs to vfio-pci and back, offered to the kubelet.
     Agent(AgentArgs),
     /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
@@ -58,6 +58,8 @@ enum Command {
     },
     /// Waits until a check has passed on this node; for init containers.
     Wait(chain::WaitArgs),
+    /// Tells Prometheus what the checks of a container node have found.
+    NodeStatus(chain::NodeStatusArgs),
     /// Asks NVML once; the parent has a deadline for it.
     #[command(name = nvml::COMMAND, hide = true)]
     Nvml(chain::NvmlArgs),
@@ -220,7 +222,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Operator(args) => runtime()?.block_on(Box::pin(async {
-            operator::run(args.into(), shutdown()?).await?;
+            operator::run((*args).into(), shutdown()?).await?;
             anyhow::Ok(())
         }))?,
         Command::Agent(args) => runtime()?.block_on(Box::pin(async {
@@ -254,6 +256,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Wait(args) => runtime()?.block_on(async {
             chain::wait(args, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::NodeStatus(args) => runtime()?.block_on(async {
+            crate::node_status::run(args.into(), shutdown()?).await?;
             anyhow::Ok(())
         })?,
         Command::Nvml(args) => return Ok(chain::nvml(&args)),

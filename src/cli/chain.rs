@@ -1,12 +1,12 @@
 //! Flags of the chain's commands.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 
 use super::duration;
 use crate::{
-    cuda, nvml,
+    cuda, node_status, nvml,
     shutdown::Shutdown,
     validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations},
 };
@@ -87,6 +87,22 @@ pub(super) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct NodeStatusArgs {
+    #[command(flatten)]
+    validations: ValidationsArgs,
+    #[arg(long, env = "NODE_NAME")]
+    node: String,
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the driver pod's root is.
+    #[arg(long, default_value = "/run/nvidia/driver")]
+    driver_root: PathBuf,
+    #[arg(long, default_value = "0.0.0.0:8000")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct NvmlArgs {
     /// The root that has the driver.
     #[arg(long, default_value = "/")]
@@ -125,6 +141,19 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
 
 pub(super) async fn wait(args: WaitArgs, shutdown: &Shutdown) -> Result<(), validator::Error> {
     validator::wait(&args.validations.into(), args.check, shutdown).await
+}
+
+impl From<NodeStatusArgs> for node_status::Config {
+    fn from(args: NodeStatusArgs) -> Self {
+        Self {
+            node: args.node,
+            listen: args.listen,
+            host_root: args.host_root,
+            validations: args.validations.into(),
+            driver_root: args.driver_root,
+            helper: SELF.into(),
+        }
+    }
 }
 
 impl From<DriverArgs> for Driver {

@@ -24,12 +24,25 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// Container nodes are checked: verdicts of theirs count.
+    pub checks: bool,
+    /// Container nodes are given a driver, unless they have one of their own.
+    pub driver: bool,
 }
 
 impl NodePolicy {
     /// A policy that asks for nothing but modes.
     pub fn new(name: String, sandbox: Sandbox) -> Self {
-        Self { name, sandbox, teardown: false, aliases: Vec::new(), disabled: Vec::new(), mig_default: None }
+        Self {
+            name,
+            sandbox,
+            teardown: false,
+            aliases: Vec::new(),
+            disabled: Vec::new(),
+            mig_default: None,
+            checks: false,
+            driver: false,
+        }
     }
 }
 

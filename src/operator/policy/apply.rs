@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{
     Context, Error,
-    build::{MONITOR, Operands, ServiceMonitor},
+    build::{MONITORS, Operands, ServiceMonitor},
     dereference::Dereferenced,
     status::{READY, policy_status},
 };
@@ -42,12 +42,15 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     for wanted in &operands.daemon_sets {
         applier.apply(wanted, named(&live.daemon_sets, wanted)).await?;
     }
-    match &operands.monitor {
-        Some(wanted) => applier.apply_unwatched(wanted).await?,
-        None if live.service_monitors && !operands.kept.iter().any(|kept| kept == MONITOR) => {
-            applier.absent::<ServiceMonitor>(MONITOR).await?;
-        }
-        None => {}
+    for wanted in &operands.monitors {
+        applier.apply_unwatched(wanted).await?;
+    }
+    let settled = |name: &str| {
+        operands.monitors.iter().any(|wanted| wanted.name_any() == name)
+            || operands.kept.iter().any(|kept| kept == name)
+    };
+    for name in MONITORS.into_iter().filter(|name| live.service_monitors && !settled(name)) {
+        applier.absent::<ServiceMonitor>(name).await?;
     }
     let kept = |name: String| operands.kept.contains(&name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());

@@ -172,10 +172,10 @@ fn of_mode(mode: WorkloadMode, gpu_nodes: &[GPUNode]) -> ModeStatus {
             false => status.reasons.push(format!("node {}: {message}", node.name_any())),
         }
     }
-    let more = status.reasons.len().saturating_sub(REASONS);
-    if more > 0 {
+    let unnamed = status.reasons.len().saturating_sub(REASONS);
+    if unnamed > 0 {
         status.reasons.truncate(REASONS);
-        status.reasons.push(format!("and {more} more node(s): kubectl get gpunodes"));
+        status.reasons.push(format!("and {unnamed} more node(s): kubectl get gpunodes"));
     }
     status
 }
@@ -187,6 +187,7 @@ pub fn images_not_used(policy: &ClusterPolicy) -> Verdict {
         ("vfioManager", &spec.vfio_manager.component.container.image),
         ("sandboxDevicePlugin", &spec.sandbox_device_plugin.container.image),
         ("vgpuDeviceManager", &spec.vgpu_device_manager.component.container.image),
+        ("nodeStatusExporter", &spec.node_status_exporter.container.image),
         ("validator", &spec.validator.container.image),
         ("driver.manager", &spec.driver.manager.image),
     ];

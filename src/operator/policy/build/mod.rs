@@ -10,6 +10,7 @@ mod fields;
 mod gfd;
 mod mig;
 mod monitor;
+mod node_status;
 #[cfg(test)]
 mod parity;
 mod pod;
@@ -28,7 +29,7 @@ use k8s_openapi::api::{
     node::v1::RuntimeClass,
 };
 
-pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
+pub use self::monitor::{NAMES as MONITORS, ServiceMonitor};
 use super::validate::{Settings, Wish};
 
 /// How this operator runs: what its operands take over from it.
@@ -51,7 +52,7 @@ pub struct Operands {
     pub daemon_sets: Vec<DaemonSet>,
     pub services: Vec<Service>,
     pub runtime_classes: Vec<RuntimeClass>,
-    pub monitor: Option<ServiceMonitor>,
+    pub monitors: Vec<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
     pub kept: Vec<String>,
 }
@@ -91,8 +92,8 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     operands.add(&stacked.dcgm_exporter, &[dcgm::EXPORTER], |operands, exporter| {
         operands.daemon_sets.push(dcgm::exporter(settings, exporter, installation));
         operands.services.push(dcgm::exporter_service(settings, exporter, installation));
-        operands.monitor =
-            exporter.monitor.as_ref().map(|monitor| monitor::of_exporter(settings, monitor, installation));
+        let monitor = exporter.monitor.as_ref();
+        operands.monitors.extend(monitor.map(|monitor| monitor::of_exporter(settings, monitor, installation)));
     });
     operands.add(
         &stacked.mig_manager,
@@ -102,6 +103,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    if let Some(exporter) = &stacked.node_status {
+        operands.daemon_sets.push(node_status::daemon_set(settings, exporter, installation));
+        operands.services.push(node_status::service(settings, installation));
+        operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
+    }
     operands
 }
 

@@ -24,7 +24,9 @@ pub use self::{
     driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
     facts::{Facts, Host, Runtime},
     pools::{LiveSet, Pool},
-    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    stack::{
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, NodeStatus, Stack, Stacked,
+    },
     toolkit::{HostFile, Toolkit},
 };
 use crate::operator::node::{
@@ -111,6 +113,8 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
     }
 }
 
@@ -186,7 +190,6 @@ fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
     let sandbox = spec.sandbox_workloads.is_enabled();
     let kata = spec.sandbox_workloads.mode == SandboxMode::Kata;
     let asked = [
-        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
         ("vgpuManager", sandbox && spec.vgpu_manager.component.is_enabled(false)),
         ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),
         ("ccManager", sandbox && kata && spec.cc_manager.component.is_enabled(false)),

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{CONTAINER, IMAGE, Row, changes, elsewhere, unused, unused_below, with};
 
 pub(super) fn rows() -> Vec<Row> {
-    [vms(), nothing()].into_iter().flatten().collect()
+    [vms(), node_status(), nothing()].into_iter().flatten().collect()
 }
 
 fn vms() -> Vec<Row> {
@@ -23,7 +23,6 @@ fn vms() -> Vec<Row> {
             changes("sandboxWorkloads.mode", &["Problem OperandNotSupported"]),
         ),
         changes("vgpuManager.enabled", &["Problem OperandNotSupported"]),
-        changes("nodeStatusExporter.enabled", &["Problem OperandNotSupported"]),
         with(
             json!({"sandboxWorkloads": {"mode": "kata"}, "kataSandboxDevicePlugin": {"enabled": false}}),
             changes("kataSandboxDevicePlugin.enabled", &["Problem OperandNotSupported"]),
@@ -34,7 +33,7 @@ fn vms() -> Vec<Row> {
         ),
     ];
     let not_built = "not built: OperandNotSupported when enabled";
-    for section in ["vgpuManager", "nodeStatusExporter", "kataSandboxDevicePlugin", "ccManager"] {
+    for section in ["vgpuManager", "kataSandboxDevicePlugin", "ccManager"] {
         rows.extend(unused_below(section, &CONTAINER, not_built));
     }
     rows.extend(unused_below("vgpuManager.driverManager", &[&IMAGE[..], &["env"]].concat(), not_built));
@@ -50,6 +49,27 @@ fn vms() -> Vec<Row> {
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
     rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
+    rows
+}
+
+fn node_status() -> Vec<Row> {
+    let own = "our own program in our own image: condition ImagesNotUsed";
+    let mut rows = unused_below("nodeStatusExporter", &IMAGE, own);
+    let main = "DaemonSet nvidia-node-status-exporter *containers[nvidia-node-status-exporter]";
+    let on = |row| with(json!({"nodeStatusExporter": {"enabled": true}}), row);
+    rows.extend([
+        changes("nodeStatusExporter.enabled", &["* nvidia-node-status-exporter *"]),
+        on(changes("nodeStatusExporter.args", &[&format!("{main}.args*")])),
+        on(changes("nodeStatusExporter.env", &[&format!("{main}.env*")])),
+        on(changes("nodeStatusExporter.resources", &[&format!("{main}.resources*")])),
+        on(changes(
+            "nodeStatusExporter.hostNetwork",
+            &[
+                "DaemonSet nvidia-node-status-exporter *.hostNetwork",
+                "DaemonSet nvidia-node-status-exporter *.dnsPolicy",
+            ],
+        )),
+    ]);
     rows
 }
 
