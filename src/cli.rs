@@ -41,7 +41,7 @@ enum Command {
     /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
     Uninstall(UninstallArgs),
     /// Makes room for an NVIDIA driver: unloads what an earlier one has left.
-    PrepareDriver(HostArgs),
+    PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
@@ -235,7 +235,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             uninstall::run(&client, &args.into()).await?;
             anyhow::Ok(())
         }))?,
-        Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
+        Command::PrepareDriver(args) => runtime()?.block_on(async {
+            crate::prepare_driver::run(&args.into(), &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
             let subject = args.subject.into();

@@ -52,12 +52,16 @@ pub fn look(host: &impl Host) -> Option<HostDriver> {
     }
     let version = host.read(Path::new("/sys/module/nvidia/version")).unwrap_or_default();
     let version = String::from_utf8_lossy(&version).trim().to_owned();
-    let pod = POD.iter().any(|path| host.exists(Path::new(path)));
-    let origin = match installed && !pod && library(host, &version).is_some() {
+    let origin = match installed && !of_a_pod(host) && library(host, &version).is_some() {
         true => Origin::Host,
         false => Origin::Pod,
     };
     Some(HostDriver { version, origin })
+}
+
+/// Whether a driver pod runs on the host, or has left its things there.
+pub fn of_a_pod(host: &impl Host) -> bool {
+    POD.iter().any(|path| host.exists(Path::new(path)))
 }
 
 fn library(host: &impl Host, version: &str) -> Option<PathBuf> {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::duration;
 use crate::{
-    cuda, node_status, nvml,
+    cuda, node_status, nvml, prepare_driver,
     shutdown::Shutdown,
     validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations},
 };
@@ -87,6 +87,22 @@ pub(super) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct PrepareArgs {
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the host's `/run/nvidia` is mounted, with what is unmounted there unmounted on the host.
+    #[arg(long, default_value = "/run/nvidia")]
+    run_dir: PathBuf,
+    /// Of the driver that is to come: one that is loaded with the same stays.
+    #[arg(long, env = "DRIVER_CONFIG_DIGEST")]
+    digest: Option<String>,
+    /// How long users of an old driver are waited for, as in `90s` or `5m`.
+    #[arg(long, default_value = "10m", value_parser = duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct NodeStatusArgs {
     #[command(flatten)]
     validations: ValidationsArgs,
@@ -141,6 +157,18 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
 
 pub(super) async fn wait(args: WaitArgs, shutdown: &Shutdown) -> Result<(), validator::Error> {
     validator::wait(&args.validations.into(), args.check, shutdown).await
+}
+
+impl From<PrepareArgs> for prepare_driver::Options {
+    fn from(args: PrepareArgs) -> Self {
+        Self {
+            host_root: args.host_root,
+            run_dir: args.run_dir,
+            digest: args.digest,
+            patience: args.timeout,
+            helper: SELF.into(),
+        }
+    }
 }
 
 impl From<NodeStatusArgs> for node_status::Config {

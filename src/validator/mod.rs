@@ -89,7 +89,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MOST_PAUSE: Duration = Duration::from_secs(15);
 
 /// Tries until it passes, tells each new reason once, and gives up when `patience` has run out or shutdown has begun.
-async fn until_passed<T>(
+pub(crate) async fn until_passed<T>(
     patience: Duration,
     shutdown: &Shutdown,
     mut attempt: impl AsyncFnMut() -> Result<T, String>,
