@@ -10,7 +10,7 @@ mod images;
 
 use crate::{
     agent,
-    cluster_command::{Target, explain},
+    cluster_command::{Target, approve, explain},
     cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
@@ -51,6 +51,8 @@ enum Command {
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
+    /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
+    Approve(ApproveArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -184,6 +186,17 @@ struct ExplainVmiArgs {
 }
 
 #[derive(Debug, Args)]
+struct ApproveArgs {
+    node: String,
+    /// The hash of the plan that you have read. Without it the plan is shown and nothing is approved.
+    #[arg(long, value_name = "HASH")]
+    plan: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
@@ -252,6 +265,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             let target = Target { context: args.context, namespace: args.namespace };
             let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
+        Command::Approve(args) => {
+            let target = Target { context: args.context, namespace: None };
+            runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
         }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;

@@ -28,12 +28,12 @@ use crate::{
 
 /// Users before what they use (gpu-operator 26.7, k8s-driver-manager).
 const MODULES: [&str; 8] = [
+    "nvidia_vgpu_vfio",
     "nvidia_drm",
     "nvidia_modeset",
     "nvidia_uvm",
     "nvidia_peermem",
     "nvidia_fs",
-    "nvidia_vgpu_vfio",
     "gdrdrv",
     "nvidia",
 ];

@@ -3,19 +3,25 @@
 //! ```text
 //! Node labels ─┐                      ┌─▶ Node labels (deploy gates)
 //! GPUNode ─────┼─▶ node controller ───┼─▶ GPUNode.spec, status.operator
-//! operand pods ┘      ▲ mode policy   └─▶ events
+//! operand pods ┤      ▲ mode policy   └─▶ events
+//! vGPU layouts ┘      │
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
+//! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+mod guard;
 mod host;
 pub mod kubevirt;
 pub mod node;
 mod pod_watches;
 pub mod policy;
+mod spelling;
+pub mod transition;
 pub mod uninstall;
+pub mod vgpu;
 pub mod vmi;
 mod world;
 
@@ -27,9 +33,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    guard::Guard,
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    transition::Transitions,
+    vgpu::Layouts,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
@@ -96,7 +105,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 /// Everything that writes, while the lease is held.
 async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metrics) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
-    let wake = Wake { nodes: nodes_tx, policy: Arc::new(Notify::new()), gpu_nodes: Arc::new(Notify::new()) };
+    let wake = Wake {
+        nodes: nodes_tx,
+        policy: Arc::new(Notify::new()),
+        gpu_nodes: Arc::new(Notify::new()),
+        guard: Arc::new(Notify::new()),
+    };
     let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
@@ -104,6 +118,8 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
     let instances = Arc::default();
     let (explainer, follow_instances) = Explainer::new(client, &world, events.clone(), &wake, &instances);
     follow.push(follow_instances);
+    let (guard, follow_host_drivers) = Guard::new(client, &config.installation.namespace, &world, &wake);
+    follow.push(follow_host_drivers);
     let mut follow = join_all(follow);
     // Before the first list nothing is known, and "nothing there" would be acted upon.
     tokio::select! {
@@ -118,6 +134,8 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         pods: NodePods::new(client.clone(), &config.installation.namespace, wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
+        layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        transitions: Transitions::new(client, &world, events.clone(), &wake),
         events: events.clone(),
         epoch,
         policy: policy_rx,
@@ -143,5 +161,6 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         policy::run(policy_context, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
         explainer.run(),
+        guard.run(),
     );
 }

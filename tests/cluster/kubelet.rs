@@ -2,6 +2,7 @@
 
 mod chain;
 mod health;
+mod pods;
 mod restarts;
 
 use std::{path::Path, sync::OnceLock};

@@ -8,7 +8,10 @@ use crds::{
 };
 
 use super::gates::SandboxMode;
-use crate::cluster::events::Notice;
+use crate::{
+    cluster::events::Notice,
+    operator::{transition::rules::Rules, vgpu},
+};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,10 @@ pub struct NodePolicy {
     pub checks: bool,
     /// Container nodes are given a driver, unless they have one of their own.
     pub driver: bool,
+    /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
+    pub vgpu: Option<vgpu::LayoutSource>,
+    /// How nodes change.
+    pub rules: Rules,
 }
 
 impl NodePolicy {
@@ -42,6 +49,8 @@ impl NodePolicy {
             mig_default: None,
             checks: false,
             driver: false,
+            vgpu: None,
+            rules: Rules::default(),
         }
     }
 }

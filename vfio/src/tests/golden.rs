@@ -160,7 +160,7 @@ fn vgpus(text: &mut String, inventory: &Inventory, gpu: &Function) {
     for (kind, count) in kinds {
         writeln!(text, "  vgpu on {count} function(s) by {kind}").unwrap();
     }
-    for (uuid, Mdev { parent, type_id, iommu_group }) in &inventory.mdevs {
+    for (uuid, Mdev { parent, type_id, iommu_group, .. }) in &inventory.mdevs {
         if parts.clone().any(|function| Some(function.address) == *parent) {
             let (on, kind) = (parent.unwrap(), type_id.as_deref().unwrap_or("no type"));
             writeln!(text, "  mdev {uuid} of {kind} on {on}, group {}", iommu_group.unwrap()).unwrap();

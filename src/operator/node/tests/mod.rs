@@ -1,6 +1,7 @@
 //! Whole mode changes, step by step.
 
 mod lab;
+mod vgpus;
 
 use crds::{
     WorkloadMode, labels,
@@ -15,6 +16,7 @@ use super::{
     readiness::TORN_DOWN,
     users::Users,
 };
+use crate::operator::transition::Leave;
 
 fn in_use() -> Refusal {
     Refusal { reason: "InUse".to_owned(), message: "in use".to_owned() }
@@ -292,6 +294,8 @@ fn a_hint_without_a_report_is_worth_one_label() {
         policy: &lab.policy,
         pods: None,
         users: &Users::default(),
+        layouts: None,
+        leave: &Leave::Free,
         epoch: 1,
     };
     let decision = decide(&observed);

@@ -8,6 +8,7 @@ mod driver;
 #[cfg(test)]
 mod fields;
 mod gfd;
+mod kata;
 mod mig;
 mod monitor;
 mod node_status;
@@ -20,6 +21,8 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_layouts;
+mod vgpu_manager;
 
 use std::collections::BTreeMap;
 
@@ -29,8 +32,13 @@ use k8s_openapi::api::{
     node::v1::RuntimeClass,
 };
 
-pub use self::monitor::{NAMES as MONITORS, ServiceMonitor};
+pub use self::{
+    device_plugin::{MPS, NAME as DEVICE_PLUGIN},
+    monitor::{NAMES as MONITORS, ServiceMonitor},
+    toolkit::NAME as TOOLKIT,
+};
 use super::validate::{Settings, Wish};
+use crate::operator::vgpu;
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +65,9 @@ pub struct Operands {
     pub kept: Vec<String>,
 }
 
+/// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
+
 pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
@@ -76,7 +87,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.config_maps.push(toolkit::script(settings, installation));
         operands.daemon_sets.push(toolkit::daemon_set(settings, toolkit, installation));
     });
-    let plugin = [device_plugin::NAME, device_plugin::ENTRYPOINT, device_plugin::MPS];
+    let plugin = [DEVICE_PLUGIN, device_plugin::ENTRYPOINT, MPS];
     operands.add(&stacked.device_plugin, &plugin, |operands, plugin| {
         operands.config_maps.push(device_plugin::script(settings, installation));
         operands.daemon_sets.push(device_plugin::daemon_set(settings, plugin, installation));
@@ -108,6 +119,23 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.services.push(node_status::service(settings, installation));
         operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
     }
+    let sandboxed = &settings.sandboxed;
+    operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
+        let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
+        operands.daemon_sets.extend(sets);
+    });
+    operands.kept.extend(sandboxed.vgpu_managers.kept.clone());
+    operands.add(&sandboxed.kata_plugin, &[kata::PLUGIN], |operands, plugin| {
+        operands.daemon_sets.push(kata::plugin(settings, plugin, installation));
+    });
+    operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
+        operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
+    operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
+        if source.config_map.is_none() {
+            operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
+        }
+    });
     operands
 }
 

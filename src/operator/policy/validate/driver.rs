@@ -68,24 +68,15 @@ pub enum Subscription {
 /// Name of the driver's first `DaemonSet`, and what those of further pools begin with.
 pub const DRIVER: &str = "nvidia-driver-daemonset";
 
-pub(super) fn drivers(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Drivers {
+pub(super) fn drivers(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Drivers<Driver> {
     let driver = &spec.driver;
     if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
         return Drivers { wish: Wish::NotWanted, kept: Vec::new() };
     }
-    let wish = Wish::or_problem(wanted(spec, facts), problems);
-    let kept = match &wish {
-        Wish::Wanted(drivers) => {
-            let pools: Vec<Pool> = drivers.iter().map(|driver| driver.pool.clone()).collect();
-            pools::kept(DRIVER, Some(&pools), facts)
-        }
-        Wish::Unknown => pools::kept(DRIVER, None, facts),
-        Wish::NotWanted => Vec::new(),
-    };
-    Drivers { wish, kept }
+    Drivers::of(DRIVER, wanted(spec, facts), |driver| &driver.pool, facts, problems)
 }
 
-fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Vec<Driver>>, Problem> {
+fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Vec<Driver>, Problem> {
     let precompiled = spec.driver.use_precompiled.unwrap_or(false);
     // The triple is judged also while there is no node to run it on.
     container::container("driver", &spec.driver.component.container, None, facts)?;
@@ -96,8 +87,7 @@ fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Vec<Driver>>, 
         true => pools::by_kernel(DRIVER, facts),
         false => pools::by_system(DRIVER, facts),
     };
-    let drivers: Vec<Driver> = pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect::<Result<_, _>>()?;
-    Ok(if drivers.is_empty() { Wish::Unknown } else { Wish::Wanted(Box::new(drivers)) })
+    pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect()
 }
 
 /// Images of precompiled drivers are tagged with a branch (`595`), the kernel and the operating system.
@@ -222,27 +212,42 @@ fn files(driver: &v1::Driver, distribution: Distribution, facts: &Facts) -> Resu
             paths: vec![("nvidia-topologyd.conf".to_owned(), "/etc/nvidia-topologyd/nvidia-topologyd.conf".to_owned())],
         });
     }
+    files.extend(kernel_modules("driver.kernelModuleConfig.name", driver.kernel_module_config.name.as_deref(), facts)?);
     let whole = [
-        ("driver.kernelModuleConfig.name", driver.kernel_module_config.name.as_deref(), Some("/drivers")),
         ("driver.repoConfig.configMapName", driver.repo_config.config_map_name.as_deref(), distribution.repositories()),
         ("driver.certConfig.name", driver.cert_config.name.as_deref(), distribution.certificates()),
     ];
     for (field, name, directory) in whole {
-        let Some(name) = given(name) else { continue };
-        let directory = directory.ok_or_else(|| Problem {
-            reason: "UnknownDistribution",
-            message: format!(
-                "spec.{field}: it is not known where this operating system keeps such files; leave it empty and put them into the driver image"
-            ),
-        })?;
-        let keys = facts.keys(field, name)?;
-        files.push(Files {
-            volume: name.to_owned(),
-            source: Source::ConfigMap(name.to_owned()),
-            paths: keys.into_iter().map(|key| (key.clone(), format!("{directory}/{key}"))).collect(),
-        });
+        files.extend(whole_map(field, name, directory, facts)?);
     }
     Ok(files)
+}
+
+/// Files with kernel module parameters, where driver images look for them.
+pub(super) fn kernel_modules(field: &str, name: Option<&str>, facts: &Facts) -> Result<Option<Files>, Problem> {
+    whole_map(field, name, Some("/drivers"), facts)
+}
+
+/// Every key of a ConfigMap as a file of `directory`.
+fn whole_map(
+    field: &str,
+    name: Option<&str>,
+    directory: Option<&str>,
+    facts: &Facts,
+) -> Result<Option<Files>, Problem> {
+    let Some(name) = given(name) else { return Ok(None) };
+    let directory = directory.ok_or_else(|| Problem {
+        reason: "UnknownDistribution",
+        message: format!(
+            "spec.{field}: it is not known where this operating system keeps such files; leave it empty and put them into the driver image"
+        ),
+    })?;
+    let keys = facts.keys(field, name)?;
+    Ok(Some(Files {
+        volume: name.to_owned(),
+        source: Source::ConfigMap(name.to_owned()),
+        paths: keys.into_iter().map(|key| (key.clone(), format!("{directory}/{key}"))).collect(),
+    }))
 }
 
 fn licensing(config: &v1::LicensingConfig) -> Option<Files> {

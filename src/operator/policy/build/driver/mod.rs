@@ -1,7 +1,7 @@
 //! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
 
 mod sidecars;
-mod volumes;
+pub(super) mod volumes;
 
 use crds::{
     labels,
@@ -164,7 +164,7 @@ fn alone() -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-fn prepare(main: &Container, installation: &Installation) -> Container {
+pub(super) fn prepare(main: &Container, installation: &Installation) -> Container {
     let mut variables = vec![env("LOG_LEVEL", installation.log_level.clone())];
     // With the same digest the loaded driver stays, under whoever uses it.
     variables.extend(main.env.iter().flatten().filter(|variable| variable.name == DIGEST).cloned());

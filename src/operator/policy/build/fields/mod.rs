@@ -99,7 +99,7 @@ static EVERYTHING: LazyLock<Value> = LazyLock::new(|| {
         &mut policy,
         &json!({"spec": {
             "sandboxWorkloads": on, "dcgm": on, "gds": on, "gdrcopy": on, "driver": {"rdma": on},
-            "ccManager": {"enabled": false},
+            "vgpuManager": {"enabled": true, "repository": "registry.example", "version": "580.95"},
         }}),
     );
     policy

@@ -29,7 +29,10 @@ fn driver() -> Vec<Row> {
     );
     rows.extend([
         changes("driver.enabled", &removed),
-        changes("driver.useNvidiaDriverCRD", &[&removed[..], &["Problem OperandNotSupported"]].concat()),
+        changes(
+            "driver.useNvidiaDriverCRD",
+            &[&removed[..], &["DaemonSet nvidia-vgpu-manager-daemonset *", "Problem OperandNotSupported"]].concat(),
+        ),
         with(
             json!({"driver": {"version": "595"}}),
             changes(
