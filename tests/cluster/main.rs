@@ -16,6 +16,7 @@ mod labels;
 mod leadership;
 mod modes;
 mod policy;
+mod rolling;
 mod schema;
 mod stack;
 mod teardown;

@@ -151,7 +151,8 @@ fn taken_over(observed: &Observed<'_>, agent: &AgentStatus) -> Option<WorkloadMo
     let mode = agent.gpus.first()?.mode?;
     let whole = agent.gpus.iter().all(|gpu| gpu.mode == Some(mode));
     let gate = gates::main_gate(mode);
-    (whole && observed.labels.get(&gate).is_some_and(|value| value == "true")).then_some(mode)
+    let runs = |value: &String| value == "true" || value == gates::PRE_INSTALLED;
+    (whole && observed.labels.get(&gate).is_some_and(runs)).then_some(mode)
 }
 
 /// A hint is worth one label; everything else needs the proof of a `GPUNode`, and so does its removal.
@@ -367,8 +368,10 @@ impl<'a> Reported<'a> {
         if !self.answered() {
             return Readiness::no("AgentBehind", "the agent on this node has not answered the last order yet");
         }
+        let gate = self.observed.labels.get(gates::VALIDATOR);
+        let checked = self.observed.policy.checks && gate.is_some_and(|value| value == "true");
         let vgpus = self.vgpus(Some(self.desired));
-        readiness::of(self.agent, self.desired, advertise, &self.disabled(), vgpus.as_ref())
+        readiness::of(self.agent, self.desired, advertise, &self.disabled(), vgpus.as_ref(), checked)
     }
 
     /// How far a node in this mode is with its vGPUs.
@@ -455,6 +458,10 @@ impl<'a> Reported<'a> {
         let watch_pods = self.watch_pods(&course);
         let outcome = self.outcome(course);
         let mut labels = gates::patch(self.observed.labels, &outcome.deploy);
+        if self.observed.policy.driver {
+            let driver = self.agent.host.driver.as_ref().map(|driver| driver.origin);
+            labels.extend(gates::preinstalled(self.observed.labels, &outcome.deploy, driver));
+        }
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
         if !self.observed.policy.teardown {
             labels.extend(gates::host(self.observed.labels, &self.agent.host));

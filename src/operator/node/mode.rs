@@ -27,6 +27,10 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// Container nodes are checked: verdicts of theirs count.
+    pub checks: bool,
+    /// Container nodes are given a driver, unless they have one of their own.
+    pub driver: bool,
     /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
     pub vgpu: Option<vgpu::LayoutSource>,
     /// How nodes change.
@@ -43,6 +47,8 @@ impl NodePolicy {
             aliases: Vec::new(),
             disabled: Vec::new(),
             mig_default: None,
+            checks: false,
+            driver: false,
             vgpu: None,
             rules: Rules::default(),
         }

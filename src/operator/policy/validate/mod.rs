@@ -27,7 +27,9 @@ pub use self::{
     facts::{Facts, Host, Runtime},
     pools::{LiveSet, Pool},
     sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
-    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    stack::{
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, NodeStatus, Stack, Stacked,
+    },
     toolkit::{HostFile, Toolkit},
 };
 use crate::operator::transition::rules::Rules;
@@ -143,6 +145,8 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
         rules: rules(config).unwrap_or_default(),
     }
@@ -215,10 +219,7 @@ fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
 
 /// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
 fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let asked = [
-        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
-        ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
-    ];
+    let asked = [("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false))];
     let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
     if asked.is_empty() {
         return Vec::new();
