@@ -10,7 +10,7 @@ mod images;
 
 use crate::{
     agent,
-    cluster_command::{Target, explain},
+    cluster_command::{Target, approve, explain},
     cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
@@ -35,7 +35,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the operator: ClusterPolicy and node labels to operands and GPUNodes.
-    Operator(OperatorArgs),
+    Operator(Box<OperatorArgs>),
     /// Runs the agent of one node: GPUs to vfio-pci and back, offered to the kubelet.
     Agent(AgentArgs),
     /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
@@ -51,6 +51,8 @@ enum Command {
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
+    /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
+    Approve(ApproveArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -94,6 +96,9 @@ struct OperatorArgs {
     image_pull_policy: String,
     #[command(flatten)]
     images: images::ImageArgs,
+    /// Name of the chart's release, which may take over what the operator makes in its stead.
+    #[arg(long, env = "HELM_RELEASE")]
+    release: Option<String>,
     #[arg(long, default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 }
@@ -179,6 +184,17 @@ struct ExplainVmiArgs {
 }
 
 #[derive(Debug, Args)]
+struct ApproveArgs {
+    node: String,
+    /// The hash of the plan that you have read. Without it the plan is shown and nothing is approved.
+    #[arg(long, value_name = "HASH")]
+    plan: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
@@ -217,7 +233,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Operator(args) => runtime()?.block_on(Box::pin(async {
-            operator::run(args.into(), shutdown()?).await?;
+            operator::run((*args).into(), shutdown()?).await?;
             anyhow::Ok(())
         }))?,
         Command::Agent(args) => runtime()?.block_on(Box::pin(async {
@@ -244,6 +260,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             let target = Target { context: args.context, namespace: args.namespace };
             let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
+        Command::Approve(args) => {
+            let target = Target { context: args.context, namespace: None };
+            runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
         }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;
@@ -297,6 +317,7 @@ impl From<OperatorArgs> for operator::Config {
                 images: args.images.by_section(),
             },
             identity: args.identity,
+            release: args.release,
             listen: args.listen,
         }
     }

@@ -119,6 +119,7 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
     GPUStatus {
         address: primary.address.to_string(),
         id: id(primary),
+        subsystem: Some(format!("{:04x}:{:04x}", primary.subsystem_vendor, primary.subsystem_device)),
         class: format!("0x{:06x}", primary.class),
         product: names::product(primary.vendor, primary.device).unwrap_or("unknown").to_owned(),
         mode,

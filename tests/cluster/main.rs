@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod explain;
+mod guard;
 mod hyperconverged;
 mod kubelet;
 mod kubevirt;
@@ -18,4 +19,5 @@ mod policy;
 mod schema;
 mod stack;
 mod teardown;
+mod transitions;
 mod uninstall;

@@ -175,6 +175,9 @@ pub struct GPUStatus {
     pub address: String,
     /// Vendor and device id, as in `10de:1eb8`.
     pub id: String,
+    /// Vendor and device id of its board, as in `10de:12a2`. Boards of one id may differ in this alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subsystem: Option<String>,
     /// PCI class, as in `0x030200`.
     #[serde(default)]
     pub class: String,
@@ -215,6 +218,14 @@ pub struct GPUStatus {
     /// Why it is not in the mode asked for, and the next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
+}
+
+impl GPUStatus {
+    /// Who has it open, or one of its vGPUs.
+    pub fn all_holders(&self) -> impl Iterator<Item = &Holder> {
+        let instances = self.vgpu.iter().flat_map(|vgpu| &vgpu.instances);
+        self.holders.iter().chain(instances.flat_map(|instance| &instance.holders))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -339,6 +350,8 @@ pub enum NodePhase {
     /// The node serves its mode; nothing changes.
     #[default]
     Steady,
+    /// A change has its turn, or its users, to wait for: see the node's `GPUTransition`. The old mode serves.
+    Waiting,
     /// The old mode's operands and advertisements are leaving.
     Withdrawing,
     /// The agent has been asked for the new mode.

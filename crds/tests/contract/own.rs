@@ -16,7 +16,10 @@ fn a_config_that_says_nothing_is_the_safe_one() {
     let config: GPUVirtConfig = serde_json::from_value(json!({"metadata": {"name": "default"}, "spec": {}})).unwrap();
     assert_eq!(config.spec.discovery, Discovery::AllNodes);
     assert_eq!(config.spec.evict, Evict::Never);
-    assert_eq!(config.spec.budget, Budget { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) });
+    assert_eq!(
+        config.spec.budget,
+        Budget { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
+    );
     assert_eq!(config.spec.kubevirt.mode, KubeVirtMode::Manage);
     assert_eq!(config.spec.resync_seconds, 300);
 }

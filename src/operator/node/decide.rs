@@ -13,15 +13,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{Advertise, AgentStatus, GPUNode, GPUNodeSpec, NodePhase},
+    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUNode, GPUNodeSpec, GPUStatus, NodePhase},
 };
 
 use super::{
     gates::{self, SandboxMode},
     mode::{Complaint, NodePolicy, effective},
-    preflight::{Blocked, Preflight, preflight},
+    preflight::{Blocked, Findings, Preflight, findings},
     readiness::{self, Readiness},
     users::Users,
+    vgpus,
+};
+use crate::operator::{
+    transition::{Leave, Progress},
+    vgpu,
 };
 
 /// One node as the operator sees it.
@@ -33,6 +38,10 @@ pub struct Observed<'a> {
     /// Our operands' pods on the node; `None` while they are not watched.
     pub pods: Option<&'a [OperandPod]>,
     pub users: &'a Users,
+    /// What the policy's file of vGPU layouts says; `None` while it has not been read.
+    pub layouts: Option<&'a vgpu::File>,
+    /// Whether the node may leave the mode that it serves.
+    pub leave: &'a Leave,
     pub epoch: i64,
 }
 
@@ -63,19 +72,64 @@ pub struct Order {
     pub phase: NodePhase,
     pub readiness: Readiness,
     pub complaint: Option<Complaint>,
+    /// How far it is with its vGPU layout; `None` where it is to have none.
+    pub vgpus: Option<vgpu::Standing>,
+}
+
+/// What a change of mode would meet on a node that has GPUs of ours, and how far one is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standing {
+    pub desired: WorkloadMode,
+    /// The mode that it served last.
+    pub serving: Option<WorkloadMode>,
+    /// PCI addresses of GPUs that are not in the desired mode.
+    pub away: Vec<String>,
+    pub findings: Findings,
+    pub progress: Progress,
+}
+
+/// `None`: the node has no report or no GPU, or nothing is to be changed there. Whether it may leave does not count.
+pub fn standing(observed: &Observed<'_>) -> Option<Standing> {
+    let free = Observed { leave: &Leave::Free, ..*observed };
+    let (desired, _) = asked(&free);
+    let node = Reported::of(&free, desired)?;
+    let progress = match node.course() {
+        Course::NoGPUs | Course::OperandsDisabled => return None,
+        Course::Wait(_) | Course::LookAtPods => Progress::Looking,
+        Course::Hold(blocked) => Progress::Refused(blocked),
+        Course::Withdraw { waiting_for } => Progress::Old { waiting_for },
+        Course::Switch => node.switching(),
+        Course::Serve => {
+            let Readiness { ready, reason, message } = node.serving_readiness();
+            Progress::Reached { unready: (!ready).then_some(Blocked { reason, message }) }
+        }
+    };
+    let away = node.agent.gpus.iter().filter(|gpu| gpu.mode != Some(desired)).map(|gpu| gpu.address.clone()).collect();
+    (!observed.policy.teardown).then(|| Standing {
+        desired,
+        serving: node.serving,
+        away,
+        findings: node.findings(),
+        progress,
+    })
+}
+
+/// The mode that the node should be in.
+fn asked(observed: &Observed<'_>) -> (WorkloadMode, Option<Complaint>) {
+    match observed.policy.teardown {
+        true => (WorkloadMode::Container, None),
+        false => effective(observed.labels, observed.policy),
+    }
 }
 
 pub fn decide(observed: &Observed<'_>) -> Decision {
     let Some(gpu_node) = observed.gpu_node else {
         return without_gpu_node(observed);
     };
-    let (desired, complaint) = match observed.policy.teardown {
-        true => (WorkloadMode::Container, None),
-        false => effective(observed.labels, observed.policy),
-    };
+    let (desired, complaint) = asked(observed);
     let status = gpu_node.status.as_ref();
     let serving = status.and_then(|s| s.operator.as_ref()).and_then(|o| o.serving);
-    let Some(agent) = status.and_then(|s| s.agent.as_ref()) else {
+    let Some(node) = Reported::of(observed, desired) else {
         let waiting = Readiness::no("AgentStarting", "the agent on this node has not reported yet");
         let order = Order {
             spec: gpu_node.spec.clone(),
@@ -84,11 +138,10 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             phase: NodePhase::Steady,
             readiness: waiting,
             complaint,
+            vgpus: None,
         };
         return Decision { labels: present(observed.labels, true), order: Some(order), watch_pods: false };
     };
-    let serving = serving.or_else(|| taken_over(observed, agent));
-    let node = Reported { observed, gpu_node, agent, desired, serving };
     let course = node.course();
     node.decision(course, complaint)
 }
@@ -126,6 +179,8 @@ enum Course {
     OperandsDisabled,
     /// The mode is reached, or was, and the agent mends it.
     Serve,
+    /// The change has something to wait for; the old mode goes on.
+    Wait(Blocked),
     /// A GPU is held by a pod, and whose pod it is must be known before anything is touched.
     LookAtPods,
     /// The mode cannot change; the old one goes on.
@@ -153,9 +208,39 @@ struct Reported<'a> {
     agent: &'a AgentStatus,
     desired: WorkloadMode,
     serving: Option<WorkloadMode>,
+    wish: vgpu::Wish,
 }
 
-impl Reported<'_> {
+impl<'a> Reported<'a> {
+    fn of(observed: &'a Observed<'a>, desired: WorkloadMode) -> Option<Self> {
+        let gpu_node = observed.gpu_node?;
+        let status = gpu_node.status.as_ref()?;
+        let agent = status.agent.as_ref()?;
+        let serving = status.operator.as_ref().and_then(|operator| operator.serving);
+        let serving = serving.or_else(|| taken_over(observed, agent));
+        let source = observed.policy.vgpu.as_ref();
+        let wish = vgpu::wish(observed.labels, source, observed.layouts, &agent.gpus);
+        Some(Self { observed, gpu_node, agent, desired, serving, wish })
+    }
+
+    fn findings(&self) -> Findings {
+        let operands = self.observed.pods.map(|pods| pods.iter().map(|p| p.uid.clone()).collect());
+        findings(self.agent, self.desired, operands.as_ref(), self.observed.users)
+    }
+
+    /// Of a node whose agent may be asked, or has been.
+    fn switching(&self) -> Progress {
+        let asked = self.gpu_node.spec.mode == Some(self.desired) && self.answered();
+        let away = |gpu: &&GPUStatus| gpu.mode != Some(self.desired);
+        let refusal = self.agent.gpus.iter().filter(away).find_map(|gpu| gpu.refusal.as_ref());
+        match refusal.filter(|_| asked) {
+            Some(refusal) => {
+                Progress::Refused(Blocked { reason: refusal.reason.clone(), message: refusal.message.clone() })
+            }
+            None => Progress::Switching { message: readiness::switching(self.agent, self.desired).message },
+        }
+    }
+
     fn course(&self) -> Course {
         if self.agent.gpus.is_empty() {
             return Course::NoGPUs;
@@ -164,11 +249,16 @@ impl Reported<'_> {
             return Course::OperandsDisabled;
         }
         let asked = self.gpu_node.spec.mode == Some(self.desired);
-        if self.reached() || (asked && self.serving == Some(self.desired)) {
+        if (self.reached() && !self.driver_of_vgpus_leaves()) || (asked && self.serving == Some(self.desired)) {
             return Course::Serve;
         }
-        let operands = self.observed.pods.map(|pods| pods.iter().map(|p| p.uid.clone()).collect());
-        match preflight(self.agent, self.desired, operands.as_ref(), self.observed.users) {
+        // A node that has served nothing yet has nobody to wait for.
+        match (self.observed.leave, self.serving) {
+            (Leave::Waits(why), Some(_)) => return Course::Wait(why.clone()),
+            (Leave::Refused(why), Some(_)) => return Course::Hold(why.clone()),
+            (Leave::Free, _) | (Leave::Waits(_) | Leave::Refused(_), None) => {}
+        }
+        match self.findings().verdict() {
             Preflight::Blocked(blocked) => Course::Hold(blocked),
             Preflight::NeedsPods => Course::LookAtPods,
             Preflight::Clear if asked => Course::Switch,
@@ -207,6 +297,11 @@ impl Reported<'_> {
                 readiness: self.serving_readiness(),
                 ..self.serve(Some(self.desired))
             },
+            Course::Wait(why) => Outcome {
+                phase: NodePhase::Waiting,
+                readiness: Readiness::no(why.reason, why.message),
+                ..self.serve(self.serving)
+            },
             Course::LookAtPods => Outcome {
                 phase: NodePhase::Steady,
                 readiness: Readiness::no("Checking", format!("looking at who uses the GPUs before {}", self.desired)),
@@ -231,7 +326,7 @@ impl Reported<'_> {
             Course::Switch => Outcome {
                 mode: Some(self.desired),
                 advertise: Advertise::Withdrawn,
-                deploy: Vec::new(),
+                deploy: if self.awaits_driver_of_vgpus() { self.serve(Some(self.desired)).deploy } else { Vec::new() },
                 phase: NodePhase::Switching,
                 serving: self.serving,
                 readiness: readiness::switching(self.agent, self.desired),
@@ -272,7 +367,36 @@ impl Reported<'_> {
         if !self.answered() {
             return Readiness::no("AgentBehind", "the agent on this node has not answered the last order yet");
         }
-        readiness::of(self.agent, self.desired, advertise, &gates::disabled(self.observed.labels))
+        let vgpus = self.vgpus(Some(self.desired));
+        readiness::of(self.agent, self.desired, advertise, &self.disabled(), vgpus.as_ref())
+    }
+
+    /// How far a node in this mode is with its vGPUs.
+    fn vgpus(&self, mode: Option<WorkloadMode>) -> Option<vgpu::Standing> {
+        match mode {
+            Some(WorkloadMode::VmVgpu) => {
+                vgpu::standing(&self.wish, self.gpu_node.spec.vgpu.as_ref(), self.agent, self.answered())
+            }
+            Some(WorkloadMode::Container | WorkloadMode::VmPassthrough) | None => None,
+        }
+    }
+
+    /// The kernel shows vGPUs only with a driver that makes them, which is an operand of that mode: it comes as soon as
+    /// no GPU is a VM's any more.
+    fn awaits_driver_of_vgpus(&self) -> bool {
+        let free = |mode: Option<WorkloadMode>| match mode {
+            Some(WorkloadMode::Container | WorkloadMode::VmVgpu) => true,
+            Some(WorkloadMode::VmPassthrough) | None => false,
+        };
+        self.desired == WorkloadMode::VmVgpu && self.agent.gpus.iter().all(|gpu| free(gpu.mode))
+    }
+
+    /// A GPU whose vGPU driver is still to leave may look like one that waits for another driver.
+    fn driver_of_vgpus_leaves(&self) -> bool {
+        let gate = gates::main_gate(WorkloadMode::VmVgpu);
+        self.desired != WorkloadMode::VmVgpu
+            && self.gpu_node.spec.mode == Some(WorkloadMode::VmVgpu)
+            && self.observed.labels.get(&gate).is_some_and(|value| value == "true")
     }
 
     /// The kernel shows the mode on every GPU.
@@ -308,6 +432,10 @@ impl Reported<'_> {
         Some(self.agent.observed_generation) >= self.gpu_node.metadata.generation
     }
 
+    fn disabled(&self) -> Vec<AgentFunction> {
+        gates::disabled(self.observed.labels, &self.observed.policy.disabled)
+    }
+
     fn operands_disabled(&self) -> bool {
         self.observed.labels.get(labels::DEPLOY_OPERANDS).is_some_and(|value| value == "false")
     }
@@ -317,7 +445,9 @@ impl Reported<'_> {
             Course::NoGPUs | Course::OperandsDisabled => false,
             Course::Serve => self.observed.policy.teardown,
             Course::LookAtPods | Course::Withdraw { .. } | Course::Switch => true,
-            Course::Hold(_) => self.agent.gpus.iter().any(|gpu| gpu.holders.iter().any(|h| h.pod.is_some())),
+            Course::Wait(_) | Course::Hold(_) => {
+                self.agent.gpus.iter().any(|gpu| gpu.all_holders().any(|h| h.pod.is_some()))
+            }
         }
     }
 
@@ -326,14 +456,27 @@ impl Reported<'_> {
         let outcome = self.outcome(course);
         let mut labels = gates::patch(self.observed.labels, &outcome.deploy);
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
+        if !self.observed.policy.teardown {
+            labels.extend(gates::host(self.observed.labels, &self.agent.host));
+        }
+        // Only a node that serves its mode has a MIG manager to do it.
+        let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());
+        let default = self.observed.policy.mig_default;
+        labels.extend(layout.and_then(|mode| gates::mig_layout(mode, self.observed.labels, default)));
+        let vgpus = self.vgpus(outcome.mode);
+        labels.extend(vgpus::label(self.observed.labels, vgpus.as_ref()));
+        let vgpu = match outcome.mode {
+            Some(WorkloadMode::VmVgpu) => self.wish.layout(self.gpu_node.spec.vgpu.as_ref()),
+            Some(WorkloadMode::Container | WorkloadMode::VmPassthrough) | None => None,
+        };
         let spec = GPUNodeSpec {
             mode: outcome.mode,
             // Nobody but the operator writes here, and it decides by node in this version.
             gpus: Vec::new(),
-            vgpu: None,
+            vgpu,
             advertise: outcome.advertise,
             aliases: self.observed.policy.aliases.clone(),
-            disabled: gates::disabled(self.observed.labels),
+            disabled: self.disabled(),
             epoch: self.observed.epoch,
         };
         let order = Order {
@@ -343,6 +486,7 @@ impl Reported<'_> {
             phase: outcome.phase,
             readiness: outcome.readiness,
             complaint,
+            vgpus,
         };
         Decision { labels, watch_pods, order: Some(order) }
     }

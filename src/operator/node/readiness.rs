@@ -2,8 +2,10 @@
 
 use crds::{
     WorkloadMode,
-    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUStatus},
+    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUStatus, VgpuProgress},
 };
+
+use crate::operator::vgpu;
 
 /// Reason of a node that the operator has left.
 pub const TORN_DOWN: &str = "TornDown";
@@ -27,9 +29,22 @@ impl Readiness {
 }
 
 /// Of a node that should be serving `mode`.
-pub fn of(agent: &AgentStatus, mode: WorkloadMode, advertise: Advertise, disabled: &[AgentFunction]) -> Readiness {
+pub fn of(
+    agent: &AgentStatus,
+    mode: WorkloadMode,
+    advertise: Advertise,
+    disabled: &[AgentFunction],
+    vgpus: Option<&vgpu::Standing>,
+) -> Readiness {
+    // A layout that cannot be followed tells more than what comes of it.
+    if let Some(standing) = vgpus.filter(|standing| standing.progress == VgpuProgress::Failed) {
+        return Readiness::no(standing.reason, standing.message.clone());
+    }
     if let Some(gpu) = agent.gpus.iter().find(|gpu| gpu.mode != Some(mode)) {
         return away_from(gpu, mode);
+    }
+    if let Some(standing) = vgpus.filter(|standing| standing.progress == VgpuProgress::Pending) {
+        return Readiness::no(standing.reason, standing.message.clone());
     }
     match mode {
         WorkloadMode::Container => container(agent),

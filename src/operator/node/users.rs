@@ -16,6 +16,8 @@ use kube::{Api, Client, ResourceExt, core::PartialObjectMeta};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     pub list: Vec<GPUUser>,
+    /// Names (`namespace/name`) of their pods, by UID.
+    pub names: BTreeMap<String, String>,
     /// Of virtual machines that a drain would wait for without end, a sentence each.
     pub blockers: Vec<String>,
 }
@@ -25,10 +27,23 @@ impl Users {
     pub fn vm(&self, gpu: &str) -> Option<&str> {
         self.list.iter().find(|user| user.gpus.iter().any(|has| has == gpu)).and_then(|user| user.vmi.as_deref())
     }
+
+    /// `namespace/name` of a pod that is known by that, or by its UID.
+    pub fn name<'a>(&'a self, pod: &'a str) -> Option<&'a str> {
+        if pod.contains('/') { Some(pod) } else { self.names.get(pod).map(String::as_str) }
+    }
 }
 
-/// Instances by the pods (`namespace/name`) that they run in; `None` for a pod that runs none.
-type Launchers = BTreeMap<String, Option<String>>;
+/// By the pod's `namespace/name`.
+type Launchers = BTreeMap<String, Launcher>;
+
+/// A pod that has a GPU; one that is gone has no UID any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Launcher {
+    uid: Option<String>,
+    /// The instance that it runs, as `namespace/name`.
+    instance: Option<String>,
+}
 
 pub struct UserNames {
     client: Client,
@@ -42,7 +57,7 @@ impl UserNames {
     }
 
     /// And whether every pod could be asked about.
-    pub async fn of(&self, node: &str, agent: &AgentStatus) -> (Vec<GPUUser>, bool) {
+    pub async fn of(&self, node: &str, agent: &AgentStatus) -> (Users, bool) {
         let pods = pods(agent);
         let mut known = self.known.lock().expect("names lock should not be poisoned").remove(node).unwrap_or_default();
         known.retain(|pod, _| pods.contains_key(pod));
@@ -51,8 +66,8 @@ impl UserNames {
             if known.contains_key(pod) {
                 continue;
             }
-            match self.instance(pod).await {
-                Ok(instance) => drop(known.insert(pod.clone(), instance)),
+            match self.launcher(pod).await {
+                Ok(launcher) => drop(known.insert(pod.clone(), launcher)),
                 Err(error) => {
                     tracing::warn!(pod, %error, "pod with a GPU cannot be read: its VM stays unnamed");
                     complete = false;
@@ -66,10 +81,12 @@ impl UserNames {
         (users, complete)
     }
 
-    async fn instance(&self, pod: &str) -> Result<Option<String>, kube::Error> {
-        let Some((namespace, name)) = pod.split_once('/') else { return Ok(None) };
+    async fn launcher(&self, pod: &str) -> Result<Launcher, kube::Error> {
+        let Some((namespace, name)) = pod.split_once('/') else { return Ok(Launcher::default()) };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        Ok(pods.get_metadata_opt(name).await?.as_ref().and_then(owner))
+        let found = pods.get_metadata_opt(name).await?;
+        let launcher = |pod: PartialObjectMeta<Pod>| Launcher { uid: pod.uid(), instance: owner(&pod) };
+        Ok(found.map(launcher).unwrap_or_default())
     }
 }
 
@@ -83,7 +100,7 @@ fn owner(pod: &PartialObjectMeta<Pod>) -> Option<String> {
 fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for gpu in &agent.gpus {
-        for pod in gpu.holders.iter().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
+        for pod in gpu.all_holders().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
             let gpus = pods.entry(pod.clone()).or_default();
             if !gpus.contains(&gpu.address) {
                 gpus.push(gpu.address.clone());
@@ -93,12 +110,17 @@ fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     pods
 }
 
-fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Vec<GPUUser> {
+fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
+    let named = |(pod, launcher): (&String, &Launcher)| Some((launcher.uid.clone()?, pod.clone()));
     let user = |(pod, gpus): (String, Vec<String>)| {
-        let vmi = known.get(&pod).cloned().flatten();
+        let vmi = known.get(&pod).and_then(|launcher| launcher.instance.clone());
         GPUUser { pod, vmi, gpus }
     };
-    pods.into_iter().map(user).collect()
+    Users {
+        names: known.iter().filter_map(named).collect(),
+        list: pods.into_iter().map(user).collect(),
+        blockers: Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -120,12 +142,14 @@ mod tests {
             ..GPUStatus::default()
         };
         let agent = AgentStatus { gpus: vec![gpu("0000:01:00.0"), gpu("0000:02:00.0")], ..AgentStatus::default() };
-        let known = [("vms/launcher".to_owned(), Some("vms/a".to_owned()))].into();
-        let list = users(pods(&agent), &known);
+        let launcher = Launcher { uid: Some("5f0e-uid".to_owned()), instance: Some("vms/a".to_owned()) };
+        let known = [("vms/launcher".to_owned(), launcher)].into();
+        let users = users(pods(&agent), &known);
         let both = vec!["0000:01:00.0".to_owned(), "0000:02:00.0".to_owned()];
         let expected = GPUUser { pod: "vms/launcher".to_owned(), vmi: Some("vms/a".to_owned()), gpus: both };
-        assert_eq!(list, [expected]);
-        assert_eq!(Users { list, blockers: Vec::new() }.vm("0000:02:00.0"), Some("vms/a"));
+        assert_eq!(users.list, [expected]);
+        assert_eq!(users.vm("0000:02:00.0"), Some("vms/a"));
+        assert_eq!([users.name("5f0e-uid"), users.name("other-uid")], [Some("vms/launcher"), None]);
     }
 
     #[test]

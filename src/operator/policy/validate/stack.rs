@@ -204,7 +204,11 @@ pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Ve
 }
 
 /// `None`: it is not known yet how.
-fn wish<T>(enabled: bool, problems: &mut Vec<Problem>, wanted: impl FnOnce() -> Result<Option<T>, Problem>) -> Wish<T> {
+pub(super) fn wish<T>(
+    enabled: bool,
+    problems: &mut Vec<Problem>,
+    wanted: impl FnOnce() -> Result<Option<T>, Problem>,
+) -> Wish<T> {
     if !enabled {
         return Wish::NotWanted;
     }
@@ -288,7 +292,7 @@ fn mig_manager(spec: &ClusterPolicySpec, facts: &Facts) -> Result<MigManager, Pr
     })
 }
 
-fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
+pub(super) fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
     let keys = facts.keys(field, name)?;
     match keys.iter().any(|known| known == key) {
         true => Ok(()),
