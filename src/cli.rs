@@ -94,6 +94,9 @@ struct OperatorArgs {
     image_pull_policy: String,
     #[command(flatten)]
     images: images::ImageArgs,
+    /// Name of the chart's release, which may take over what the operator makes in its stead.
+    #[arg(long, env = "HELM_RELEASE")]
+    release: Option<String>,
     #[arg(long, default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 }
@@ -297,6 +300,7 @@ impl From<OperatorArgs> for operator::Config {
                 images: args.images.by_section(),
             },
             identity: args.identity,
+            release: args.release,
             listen: args.listen,
         }
     }

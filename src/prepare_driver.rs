@@ -9,8 +9,16 @@ use std::path::{Path, PathBuf};
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
 /// Users before what they use.
-const MODULES: [&str; 7] =
-    ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia"];
+const MODULES: [&str; 8] = [
+    "nvidia_vgpu_vfio",
+    "nvidia_drm",
+    "nvidia_modeset",
+    "nvidia_uvm",
+    "nvidia_peermem",
+    "nvidia_fs",
+    "gdrdrv",
+    "nvidia",
+];
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

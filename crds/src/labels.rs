@@ -18,6 +18,8 @@ pub const VGPU_CONFIG: &str = "nvidia.com/vgpu.config";
 pub const VGPU_CONFIG_STATE: &str = "nvidia.com/vgpu.config.state";
 /// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.
+pub const MIG_CONFIG: &str = "nvidia.com/mig.config";
 /// The GPU's marketing name. Written by GPU feature discovery.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 /// Written by GPU feature discovery where a vGPU host driver runs: no MIG manager there.
@@ -30,8 +32,21 @@ pub const NFD_HINTS: [&str; 3] = [
     "feature.node.kubernetes.io/pci-0300_10de.present",
 ];
 
+/// A node's operating system as driver images are tagged, as in `ubuntu24.04`. Written by the operator from the agent's
+/// report, and on driver DaemonSets: for whom each one is.
+pub const OS: &str = "gpuvirt.io/os";
+/// A node's kernel version, with `_` for what a label may not have. Written by the operator from the agent's report.
+pub const KERNEL: &str = "gpuvirt.io/kernel";
+/// Tells the pods of driver DaemonSets apart that share a value of `app`.
+pub const DRIVER_POOL: &str = "gpuvirt.io/driver-pool";
 /// On every object that the operator applies: which ClusterPolicy asked for it.
 pub const POLICY: &str = "gpuvirt.io/policy";
+/// `"true"` on a pod of the vGPU host driver while VMs have vGPUs of its node: it is not deleted, and not evicted.
+pub const VGPUS_IN_USE: &str = "gpuvirt.io/vgpus-in-use";
+/// Annotation beside it: who has them.
+pub const VGPU_USERS: &str = "gpuvirt.io/vgpu-users";
+/// Annotation `"true"` on such a pod: it may go all the same. Written by the user.
+pub const ALLOW_DELETE: &str = "gpuvirt.io/allow-delete";
 /// Annotation on applied objects: hash of what was applied last.
 pub const APPLIED_HASH: &str = "gpuvirt.io/applied-hash";
 /// Annotation on a ClusterPolicy: give up waiting for VMs when it is deleted.

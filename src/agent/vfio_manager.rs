@@ -211,6 +211,11 @@ impl<K: Kernel> VfioManager<K> {
         work(vgpus, &mut Bench { root, kernel, journal, allocations, hindrance }, &view)
     }
 
+    /// What pods had in the last round.
+    pub fn allocations(&self) -> &Allocations {
+        &self.allocations
+    }
+
     /// Whether pods have other GPUs of the last round than they had then.
     pub fn given_anew(&self, allocations: &Result<Allocations, String>) -> bool {
         let ours = |given: &Allocations| pod_resources::ours(given, |id| self.gpus.contains(id));

@@ -8,7 +8,7 @@ use super::duration;
 use crate::{
     cuda, nvml,
     shutdown::Shutdown,
-    validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations},
+    validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations, VfioPci},
 };
 
 /// This program, whatever has become of its file.
@@ -36,6 +36,16 @@ pub(super) enum Validate {
         node: String,
         /// As in `90s` or `5m`.
         #[arg(long, default_value = "150s", value_parser = duration)]
+        timeout: Duration,
+    },
+    /// The GPUs of this node are bound for virtual machines.
+    VfioPci {
+        #[command(flatten)]
+        validations: ValidationsArgs,
+        #[arg(long, default_value = "/sys/bus/pci/devices")]
+        devices: PathBuf,
+        /// As in `90s` or `5m`.
+        #[arg(long, default_value = "30m", value_parser = duration)]
         timeout: Duration,
     },
     /// Stays while the node's checks hold, and takes their files away at the end.
@@ -118,6 +128,9 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
         Validate::Plugin { validations, node, timeout } => {
             let client = kube::Client::try_default().await.map_err(validator::Error::Client)?;
             Plugin { validations: validations.into(), node, patience: timeout }.run(client, shutdown).await
+        }
+        Validate::VfioPci { validations, devices, timeout } => {
+            VfioPci { validations: validations.into(), devices, patience: timeout }.run(shutdown).await
         }
         Validate::Hold(args) => validator::hold(&args.into(), shutdown).await,
     }

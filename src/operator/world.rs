@@ -42,6 +42,8 @@ pub struct Wake {
     pub policy: Arc<Notify>,
     /// Whoever explains by what nodes have.
     pub gpu_nodes: Arc<Notify>,
+    /// Whoever guards the pods of the vGPU host driver.
+    pub guard: Arc<Notify>,
 }
 
 impl Wake {
@@ -91,6 +93,7 @@ impl World {
                 wake.node(node.map_or(NodeWork::All, |node| NodeWork::One(node.name_any())));
                 wake.policy.notify_one();
                 wake.gpu_nodes.notify_one();
+                wake.guard.notify_one();
             })
         };
         let policy_wake = |wake: &Wake| {
@@ -211,7 +214,7 @@ where
 }
 
 /// [`follow_as`], keeping only what `project` leaves.
-fn follow_projected<K>(
+pub fn follow_projected<K>(
     kind: K::DynamicType,
     api: Api<K>,
     config: watcher::Config,

@@ -8,6 +8,7 @@ mod driver;
 mod files;
 mod plugin;
 mod toolkit;
+mod vfio_pci;
 mod wait;
 
 use std::{path::PathBuf, time::Duration};
@@ -20,6 +21,7 @@ pub use self::{
     files::{DIRECTORY, Validations},
     plugin::Plugin,
     toolkit::Toolkit,
+    vfio_pci::VfioPci,
     wait::wait,
 };
 use crate::shutdown::Shutdown;

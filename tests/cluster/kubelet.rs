@@ -1,6 +1,7 @@
 //! The agent beside a real kubelet: this host is the node, its PCI devices are described.
 
 mod health;
+mod pods;
 mod restarts;
 
 use std::{path::Path, sync::OnceLock};

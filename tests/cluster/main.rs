@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod explain;
+mod guard;
 mod hyperconverged;
 mod kubelet;
 mod kubevirt;

@@ -181,6 +181,29 @@ pub struct OperandStatus {
     /// A sentence for a person.
     #[serde(default)]
     pub message: String,
+    /// The pod that says most about why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<FailingPod>,
+}
+
+/// A pod that is not ready, in its kubelet's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailingPod {
+    pub node: String,
+    pub pod: String,
+    /// Empty while no node takes the pod.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub container: String,
+    /// Of the container.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// One CamelCase word, as in `ImagePullBackOff`.
+    #[serde(default)]
+    pub reason: String,
+    /// Cut to its end.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// The nodes of one mode.
@@ -194,7 +217,7 @@ pub struct ModeStatus {
     /// How many of them are.
     #[serde(default)]
     pub ready: i32,
-    /// Why the others are not, one sentence each.
+    /// Why the others are not, one sentence each; of many nodes the first, and how many more there are.
     #[serde(default)]
     pub reasons: Vec<String>,
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     ResourceExt,
     api::{ApiResource, DynamicObject, GroupVersionKind},
@@ -25,12 +26,24 @@ impl Kind {
         }
     }
 
-    /// Most wanted first.
+    /// Newest first: `HyperConverged` warns whoever asks for the older one since 1.19.
     pub fn dialects(self) -> &'static [Dialect] {
         match self {
             Self::KubeVirt => &[Dialect::KubeVirt],
-            Self::HyperConverged => &[Dialect::HyperConvergedV1Beta1, Dialect::HyperConvergedV1],
+            Self::HyperConverged => &[Dialect::HyperConvergedV1, Dialect::HyperConvergedV1Beta1],
         }
+    }
+
+    /// Of the versions that are served the stored one: nothing is converted on its way, so it works while the webhook
+    /// that converts is away, and no field is lost that the other version does not have. Else the newest.
+    pub fn dialect(self, crd: &CustomResourceDefinition) -> Option<Dialect> {
+        let version = |dialect: &Dialect| {
+            let version = dialect.gvk().version;
+            crd.spec.versions.iter().find(move |served| served.served && served.name == version)
+        };
+        let served = || self.dialects().iter().filter(|dialect| version(dialect).is_some());
+        let stored = served().find(|dialect| version(dialect).is_some_and(|version| version.storage));
+        stored.or_else(|| served().next()).copied()
     }
 }
 
@@ -39,9 +52,9 @@ impl Kind {
 pub enum Dialect {
     /// `kubevirt.io/v1`, KubeVirt 1.0 and later.
     KubeVirt,
-    /// `hco.kubevirt.io/v1beta1`.
+    /// `hco.kubevirt.io/v1beta1`: the only one up to HyperConverged 1.17, and the stored one in 1.18.
     HyperConvergedV1Beta1,
-    /// `hco.kubevirt.io/v1`, which moved the field below `virtualization`.
+    /// `hco.kubevirt.io/v1`, which moved the field below `virtualization`: served since 1.18, stored since 1.19.
     HyperConvergedV1,
 }
 

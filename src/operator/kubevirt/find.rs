@@ -52,6 +52,8 @@ struct Watched {
 
 struct Objects {
     dialect: Dialect,
+    /// Of the CRD that this dialect was chosen by.
+    generation: Option<i64>,
     store: Store<DynamicObject>,
     task: AbortHandle,
 }
@@ -104,21 +106,28 @@ impl Finder {
             }
             Some(false) => {}
         }
-        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_ref() {
+        let generation = watched.crd.generation();
+        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_ref()
+            && objects.generation == generation
+        {
             return Ok(objects.list());
         }
         let crd = match watched.crd.served().await? {
             Served::NotYet | Served::Absent => return Ok(None),
             Served::Here(crd) => crd,
         };
-        let served = |version: &str| crd.spec.versions.iter().any(|v| v.served && v.name == version);
-        let dialect = watched.kind.dialects().iter().find(|dialect| served(&dialect.gvk().version)).copied();
-        let dialect = dialect.ok_or(Error::NotServed { crd: watched.kind.crd() })?;
+        let dialect = watched.kind.dialect(&crd).ok_or(Error::NotServed { crd: watched.kind.crd() })?;
+        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_mut()
+            && objects.dialect == dialect
+        {
+            objects.generation = generation;
+            return Ok(objects.list());
+        }
         let due = self.due.clone();
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &dialect.resource());
         let (store, work) = follow_as(dialect.resource(), api, watcher::Config::default(), move |_| due.notify_one());
         let task = tokio::spawn(work).abort_handle();
-        let objects = Objects { dialect, store, task };
+        let objects = Objects { dialect, generation, store, task };
         *watched.objects.lock().expect("objects lock should not be poisoned") = Some(objects);
         Ok(None)
     }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{Advertise, AgentStatus, GPUNode, GPUNodeSpec, NodePhase},
+    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUNode, GPUNodeSpec, NodePhase},
 };
 
 use super::{
@@ -283,7 +283,7 @@ impl Reported<'_> {
             return Readiness::no("AgentBehind", "the agent on this node has not answered the last order yet");
         }
         let vgpus = self.vgpus(Some(self.desired));
-        readiness::of(self.agent, self.desired, advertise, &gates::disabled(self.observed.labels), vgpus.as_ref())
+        readiness::of(self.agent, self.desired, advertise, &self.disabled(), vgpus.as_ref())
     }
 
     /// How far a node in this mode is with its vGPUs.
@@ -329,6 +329,10 @@ impl Reported<'_> {
         Some(self.agent.observed_generation) >= self.gpu_node.metadata.generation
     }
 
+    fn disabled(&self) -> Vec<AgentFunction> {
+        gates::disabled(self.observed.labels, &self.observed.policy.disabled)
+    }
+
     fn operands_disabled(&self) -> bool {
         self.observed.labels.get(labels::DEPLOY_OPERANDS).is_some_and(|value| value == "false")
     }
@@ -347,6 +351,13 @@ impl Reported<'_> {
         let outcome = self.outcome(course);
         let mut labels = gates::patch(self.observed.labels, &outcome.deploy);
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
+        if !self.observed.policy.teardown {
+            labels.extend(gates::host(self.observed.labels, &self.agent.host));
+        }
+        // Only a node that serves its mode has a MIG manager to do it.
+        let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());
+        let default = self.observed.policy.mig_default;
+        labels.extend(layout.and_then(|mode| gates::mig_layout(mode, self.observed.labels, default)));
         let vgpus = self.vgpus(outcome.mode);
         labels.extend(vgpus::label(self.observed.labels, vgpus.as_ref()));
         let vgpu = match outcome.mode {
@@ -360,7 +371,7 @@ impl Reported<'_> {
             vgpu,
             advertise: outcome.advertise,
             aliases: self.observed.policy.aliases.clone(),
-            disabled: gates::disabled(self.observed.labels),
+            disabled: self.disabled(),
             epoch: self.observed.epoch,
         };
         let order = Order {

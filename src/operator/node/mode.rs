@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crds::{WorkloadMode, labels, v1alpha1::ResourceAlias};
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{AgentFunction, ResourceAlias},
+};
 
 use super::gates::SandboxMode;
 use crate::{cluster::events::Notice, operator::vgpu};
@@ -17,8 +20,27 @@ pub struct NodePolicy {
     pub teardown: bool,
     /// Resource names that agents use in place of their own.
     pub aliases: Vec<ResourceAlias>,
+    /// Agent functions that the policy switches off on every node.
+    pub disabled: Vec<AgentFunction>,
+    /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
+    pub mig_default: Option<&'static str>,
     /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
     pub vgpu: Option<vgpu::LayoutSource>,
+}
+
+impl NodePolicy {
+    /// A policy that asks for nothing but modes.
+    pub fn new(name: String, sandbox: Sandbox) -> Self {
+        Self {
+            name,
+            sandbox,
+            teardown: false,
+            aliases: Vec::new(),
+            disabled: Vec::new(),
+            mig_default: None,
+            vgpu: None,
+        }
+    }
 }
 
 /// `spec.sandboxWorkloads`.
@@ -96,7 +118,7 @@ mod tests {
     use super::*;
 
     fn policy(sandbox: Sandbox) -> NodePolicy {
-        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new(), vgpu: None }
+        NodePolicy::new("cluster-policy".to_owned(), sandbox)
     }
 
     fn on(default: WorkloadMode) -> NodePolicy {

@@ -4,13 +4,11 @@ use crds::{
     conditions::Verdict,
     labels,
     v1::{ClusterPolicy, PolicyState},
-    v1alpha1::{CONFIG_NAME, GPUVirtConfig},
 };
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Api, Resource, ResourceExt,
     api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
 };
 use serde_json::json;
 
@@ -18,11 +16,11 @@ use super::{
     Context, Error,
     build::{MONITOR, Operands, ServiceMonitor},
     dereference::Dereferenced,
-    status::{Judgement, READY, config_status, policy_status},
+    status::{READY, policy_status},
 };
 use crate::{
     cluster::{apply::Applier, events::Notice, gone},
-    operator::{kubevirt::Wired, world::Guarded},
+    operator::world::Guarded,
 };
 
 /// ConfigMaps go first, since pods mount them. What nobody asks for any more is pruned: live objects are those that carry
@@ -46,12 +44,12 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     }
     match &operands.monitor {
         Some(wanted) => applier.apply_unwatched(wanted).await?,
-        None if live.service_monitors && !operands.kept.contains(&MONITOR) => {
+        None if live.service_monitors && !operands.kept.iter().any(|kept| kept == MONITOR) => {
             applier.absent::<ServiceMonitor>(MONITOR).await?;
         }
         None => {}
     }
-    let kept = |name: String| operands.kept.iter().any(|kept| *kept == name);
+    let kept = |name: String| operands.kept.contains(&name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
     for surplus in surplus.filter(|live| !kept(live.name_any())) {
         applier.delete(surplus.as_ref()).await?;
@@ -131,31 +129,5 @@ pub(super) fn reference(policy: &ClusterPolicy) -> ObjectReference {
         name: Some(policy.name_any()),
         uid: policy.uid(),
         ..ObjectReference::default()
-    }
-}
-
-/// The report per operand and mode, where the user has made the object that holds it.
-pub(super) async fn write_config_status(context: &Context, judgement: &Judgement, wired: &Wired) -> Result<(), Error> {
-    let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return Ok(()) };
-    let Ok(config) = &guarded.0 else { return Ok(()) };
-    let now = Time(Timestamp::now());
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, wired, &now);
-    if config.status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let api: Api<GPUVirtConfig> = Api::all(context.client.clone());
-    let patch = json!({
-        "apiVersion": GPUVirtConfig::api_version(&()),
-        "kind": GPUVirtConfig::kind(&()),
-        "metadata": {"name": CONFIG_NAME, "uid": config.uid()},
-        "status": status,
-    });
-    let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
-    match api.patch_status(CONFIG_NAME, &params, &Patch::Apply(&patch)).await {
-        Ok(_) => Ok(()),
-        Err(error) if gone(&error) => Ok(()),
-        Err(source) => {
-            Err(Error::Status { kind: "GPUVirtConfig", name: CONFIG_NAME.to_owned(), source: Box::new(source) })
-        }
     }
 }

@@ -12,7 +12,7 @@ use crds::{
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus},
-        core::v1::{PodSpec, PodTemplateSpec},
+        core::v1::{Pod, PodSpec, PodTemplateSpec},
     },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
     jiff::Timestamp,
@@ -29,6 +29,7 @@ struct World {
     driver: DaemonSet,
     node: GPUNode,
     labels: BTreeMap<String, BTreeMap<String, String>>,
+    pods: BTreeMap<String, Vec<Arc<Pod>>>,
 }
 
 impl World {
@@ -66,7 +67,13 @@ impl World {
                 ..OperatorStatus::default()
             }),
         });
-        Self { problems: Vec::new(), driver, node, labels: [("n1".to_owned(), gated("true"))].into() }
+        Self {
+            problems: Vec::new(),
+            driver,
+            node,
+            labels: [("n1".to_owned(), gated("true"))].into(),
+            pods: BTreeMap::new(),
+        }
     }
 
     fn verdict(&self) -> Verdict {
@@ -79,6 +86,7 @@ impl World {
             live: &live,
             gpu_nodes: &nodes,
             node_labels: &self.labels,
+            pods: &self.pods,
         };
         judge(&facts).verdict
     }
@@ -108,6 +116,51 @@ fn a_pod_that_is_not_ready_counts() {
     let mut world = World::well();
     world.driver_status().number_ready = 0;
     assert_eq!(not_ready(&world).reason, "OperandNotReady");
+}
+
+#[test]
+fn a_failing_pod_is_named_with_its_node_its_container_and_its_image() {
+    let mut world = World::well();
+    world.driver_status().number_ready = 0;
+    let pod = serde_json::json!({
+        "metadata": {"name": "nvidia-driver-daemonset-x"}, "spec": {"nodeName": "n1", "containers": []},
+        "status": {"phase": "Pending", "containerStatuses": [{
+            "name": "nvidia-driver-ctr", "image": "registry/driver:1", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
+        }]},
+    });
+    let pod = Arc::new(serde_json::from_value(pod).unwrap());
+    world.pods.insert("nvidia-driver-daemonset".to_owned(), vec![pod]);
+    assert_eq!(
+        not_ready(&world).message,
+        "DaemonSet nvidia-driver-daemonset: 0 of 1 pod(s) ready, 1 up to date; on node n1 container nvidia-driver-ctr of nvidia-driver-daemonset-x (image registry/driver:1): ImagePullBackOff: not found"
+    );
+}
+
+#[test]
+fn a_thousand_nodes_with_the_same_trouble_leave_a_small_status() {
+    let mut world = World::well();
+    let operator = world.operator();
+    "False".clone_into(&mut operator.ready);
+    "no driver".clone_into(&mut operator.message);
+    let nodes: Vec<GPUNode> = (0..1000)
+        .map(|number| {
+            let mut node = world.node.clone();
+            node.metadata.name = Some(format!("n{number}"));
+            node
+        })
+        .collect();
+    let facts = Facts {
+        problems: &[],
+        wanted: &Operands::default(),
+        live: &[],
+        gpu_nodes: &nodes,
+        node_labels: &world.labels,
+        pods: &world.pods,
+    };
+    let mode = &judge(&facts).modes[0];
+    assert_eq!((mode.nodes, mode.reasons.len()), (1000, 21));
+    assert!(mode.reasons[20].contains("980 more"), "{}", mode.reasons[20]);
 }
 
 #[test]

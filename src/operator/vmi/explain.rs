@@ -155,7 +155,7 @@ pub fn blocks_drain(instance: &Instance) -> Option<String> {
     let waits = instance.live_migrate && !instance.asks.is_empty() && instance.progress == Progress::Runs;
     waits.then(|| {
         format!(
-            "VM {} has evictionStrategy LiveMigrate and a GPU, with which it cannot migrate: a drain of its node waits until the VM is stopped; set evictionStrategy: None, and a drain shuts it down",
+            "VM {} has evictionStrategy LiveMigrate and a GPU, with which it cannot migrate: a drain of its node waits until the VM is stopped; set evictionStrategy: None on the VM (without a strategy of its own it starts with KubeVirt's spec.configuration.evictionStrategy) and start it anew, and a drain shuts it down",
             instance.key()
         )
     })

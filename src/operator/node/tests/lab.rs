@@ -75,11 +75,8 @@ impl Lab {
             pods: Vec::new(),
             pods_watched: false,
             policy: NodePolicy {
-                name: "cluster-policy".to_owned(),
-                sandbox,
-                teardown: false,
-                aliases: Vec::new(),
                 vgpu: Some(vgpu::LayoutSource { config_map: None, default: vgpu::USUAL.to_owned() }),
+                ..NodePolicy::new("cluster-policy".to_owned(), sandbox)
             },
             refusal: None,
             layouts: Some(Ok(layouts(LAYOUTS))),

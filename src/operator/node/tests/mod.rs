@@ -5,7 +5,7 @@ mod vgpus;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{Advertise, GPUMode, NodePhase, Obstacle, Refusal},
+    v1alpha1::{Advertise, AgentFunction, GPUMode, NodePhase, Obstacle, Refusal},
 };
 
 use self::lab::{GPU, Lab, VM_RESOURCE};
@@ -299,4 +299,29 @@ fn a_hint_without_a_report_is_worth_one_label() {
     let decision = decide(&observed);
     assert_eq!(decision.labels, [(labels::GPU_PRESENT.to_owned(), Some("true".to_owned()))].into());
     assert_eq!(decision.order, None);
+}
+
+#[test]
+fn a_function_that_the_policy_switches_off_is_off_on_every_node_and_comes_back() {
+    let mut lab = Lab::container();
+    lab.policy.disabled = vec![AgentFunction::SandboxDevicePlugin];
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert_eq!(lab.gpu_node.spec.disabled, [AgentFunction::SandboxDevicePlugin]);
+    assert_eq!((lab.operator().ready.as_str(), lab.operator().reason.as_str()), ("True", "Bound"));
+    lab.policy.disabled.clear();
+    lab.settle();
+    assert_eq!((lab.gpu_node.spec.disabled.len(), lab.operator().reason.as_str()), (0, "Serving"));
+}
+
+#[test]
+fn a_node_gets_the_policys_mig_layout_once_it_serves_containers() {
+    let mut lab = Lab::new();
+    lab.labels.insert(labels::MIG_CAPABLE.to_owned(), "true".to_owned());
+    lab.policy.mig_default = Some("all-disabled");
+    lab.settle();
+    assert_eq!(lab.labels[labels::MIG_CONFIG], "all-disabled");
+    lab.labels.insert(labels::MIG_CONFIG.to_owned(), "all-1g.10gb".to_owned());
+    lab.settle();
+    assert_eq!(lab.labels[labels::MIG_CONFIG], "all-1g.10gb");
 }

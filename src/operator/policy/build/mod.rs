@@ -8,6 +8,7 @@ mod driver;
 #[cfg(test)]
 mod fields;
 mod gfd;
+mod kata;
 mod mig;
 mod monitor;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod tests;
 mod toolkit;
 mod validator;
 mod vgpu_layouts;
+mod vgpu_manager;
 
 use std::collections::BTreeMap;
 
@@ -55,18 +57,23 @@ pub struct Operands {
     pub runtime_classes: Vec<RuntimeClass>,
     pub monitor: Option<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
-    pub kept: Vec<&'static str>,
+    pub kept: Vec<String>,
 }
+
+/// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
 
 pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
     let stacked = &settings.stacked;
-    operands.add(&settings.driver, &[driver::NAME, driver::PROBE_SCRIPT], |operands, driver| {
+    operands.add(&settings.drivers.wish, &[driver::PROBE_SCRIPT], |operands, drivers| {
         operands.config_maps.push(driver::startup_probe_script(settings, installation));
-        operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+        let sets = drivers.iter().map(|driver| driver::daemon_set(settings, driver, installation));
+        operands.daemon_sets.extend(sets);
     });
+    operands.kept.extend(settings.drivers.kept.clone());
     if stacked.any {
         operands.runtime_classes = runtime_classes::runtime_classes(settings);
         operands.daemon_sets.push(validator::daemon_set(settings, installation));
@@ -102,6 +109,18 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    let sandboxed = &settings.sandboxed;
+    operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
+        let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
+        operands.daemon_sets.extend(sets);
+    });
+    operands.kept.extend(sandboxed.vgpu_managers.kept.clone());
+    operands.add(&sandboxed.kata_plugin, &[kata::PLUGIN], |operands, plugin| {
+        operands.daemon_sets.push(kata::plugin(settings, plugin, installation));
+    });
+    operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
+        operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
     operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
         if source.config_map.is_none() {
             operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
@@ -116,7 +135,7 @@ impl Operands {
         match wish {
             Wish::Wanted(wanted) => build(self, wanted),
             Wish::NotWanted => {}
-            Wish::Unknown => self.kept.extend(names),
+            Wish::Unknown => self.kept.extend(names.iter().map(|name| (*name).to_owned())),
         }
     }
 }

@@ -204,7 +204,11 @@ pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Ve
 }
 
 /// `None`: it is not known yet how.
-fn wish<T>(enabled: bool, problems: &mut Vec<Problem>, wanted: impl FnOnce() -> Result<Option<T>, Problem>) -> Wish<T> {
+pub(super) fn wish<T>(
+    enabled: bool,
+    problems: &mut Vec<Problem>,
+    wanted: impl FnOnce() -> Result<Option<T>, Problem>,
+) -> Wish<T> {
     if !enabled {
         return Wish::NotWanted;
     }

@@ -1,7 +1,7 @@
 //! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
 
 mod sidecars;
-mod volumes;
+pub(super) mod volumes;
 
 use crds::{
     labels,
@@ -26,9 +26,11 @@ use super::{
     },
     stack::VALIDATIONS,
 };
-use crate::operator::policy::validate::{Driver, Rdma, Rollout, Settings};
+use crate::operator::{
+    host::label_value,
+    policy::validate::{DRIVER, Driver, Pool, Rdma, Rollout, Settings},
+};
 
-pub(super) const NAME: &str = "nvidia-driver-daemonset";
 const COMPONENT: &str = "nvidia-driver";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
 
@@ -58,7 +60,7 @@ pub(super) fn startup_probe_script(settings: &Settings, installation: &Installat
         metadata: ObjectMeta {
             name: Some(PROBE_SCRIPT.to_owned()),
             namespace: Some(installation.namespace.clone()),
-            labels: Some(own_labels(NAME, COMPONENT, settings)),
+            labels: Some(own_labels(DRIVER, COMPONENT, settings)),
             ..ObjectMeta::default()
         },
         data: Some([("startup-probe.sh".to_owned(), STARTUP_PROBE.to_owned())].into()),
@@ -67,21 +69,49 @@ pub(super) fn startup_probe_script(settings: &Settings, installation: &Installat
 }
 
 pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &Installation) -> DaemonSet {
-    operand(
+    let pool = &driver.pool;
+    let precompiled = if pool.kernel.is_some() { "true" } else { "false" };
+    let mut set = operand(
         Operand {
-            name: NAME,
+            name: &pool.set,
             component: COMPONENT,
             node_selector: [(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
             // A new driver unloads the old one: that is a transition of the node, never a rollout.
             rollout: Rollout::OnDelete,
-            labels: &[("nvidia.com/precompiled", "false")],
+            labels: &[("nvidia.com/precompiled", precompiled)],
             annotations: [("kubectl.kubernetes.io/default-container".to_owned(), "nvidia-driver-ctr".to_owned())]
                 .into(),
             pod: pod(settings, driver, installation),
         },
         settings,
         installation,
-    )
+    );
+    select(&mut set, DRIVER, pool);
+    set
+}
+
+/// Keeps a set to its pool. The label selects also where all nodes run one system: with the first node of another one it
+/// would have to be added, and pods of a set that changes are out of date.
+pub(super) fn select(set: &mut DaemonSet, base: &str, pool: &Pool) {
+    let mut marks = vec![(labels::OS, pool.os.clone())];
+    marks.extend(pool.kernel_label().map(|kernel| (labels::KERNEL, kernel)));
+    let own = |marks: &[(&str, String)]| marks.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect::<Vec<_>>();
+    set.metadata.labels.get_or_insert_default().extend(own(&marks));
+    let spec = set.spec.as_mut().expect("an operand should have a spec");
+    let pod = spec.template.spec.as_mut().expect("an operand should have a pod");
+    pod.node_selector.get_or_insert_default().extend(own(&marks));
+    if pool.set == base {
+        return;
+    }
+    // All pods of a driver are found by one value of `app`; a set needs more to tell its own.
+    let by = own(&[(labels::APP, base.to_owned()), (labels::DRIVER_POOL, label_value(&pool.set))]);
+    for labels in [
+        &mut set.metadata.labels,
+        &mut spec.selector.match_labels,
+        &mut spec.template.metadata.get_or_insert_default().labels,
+    ] {
+        labels.get_or_insert_default().extend(by.clone());
+    }
 }
 
 fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> PodSpec {
@@ -129,7 +159,7 @@ fn alone() -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-fn prepare(installation: &Installation) -> Container {
+pub(super) fn prepare(installation: &Installation) -> Container {
     Container {
         name: "prepare-driver".to_owned(),
         image: Some(installation.image.clone()),
