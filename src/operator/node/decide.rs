@@ -250,7 +250,7 @@ impl<'a> Reported<'a> {
             return Course::OperandsDisabled;
         }
         let asked = self.gpu_node.spec.mode == Some(self.desired);
-        if (self.reached() && !self.driver_of_vgpus_leaves()) || (asked && self.serving == Some(self.desired)) {
+        if self.reached() || (asked && self.serving == Some(self.desired)) {
             return Course::Serve;
         }
         // A node that has served nothing yet has nobody to wait for.
@@ -327,7 +327,7 @@ impl<'a> Reported<'a> {
             Course::Switch => Outcome {
                 mode: Some(self.desired),
                 advertise: Advertise::Withdrawn,
-                deploy: if self.awaits_driver_of_vgpus() { self.serve(Some(self.desired)).deploy } else { Vec::new() },
+                deploy: Vec::new(),
                 phase: NodePhase::Switching,
                 serving: self.serving,
                 readiness: readiness::switching(self.agent, self.desired),
@@ -382,24 +382,6 @@ impl<'a> Reported<'a> {
             }
             Some(WorkloadMode::Container | WorkloadMode::VmPassthrough) | None => None,
         }
-    }
-
-    /// The kernel shows vGPUs only with a driver that makes them, which is an operand of that mode: it comes as soon as
-    /// no GPU is a VM's any more.
-    fn awaits_driver_of_vgpus(&self) -> bool {
-        let free = |mode: Option<WorkloadMode>| match mode {
-            Some(WorkloadMode::Container | WorkloadMode::VmVgpu) => true,
-            Some(WorkloadMode::VmPassthrough) | None => false,
-        };
-        self.desired == WorkloadMode::VmVgpu && self.agent.gpus.iter().all(|gpu| free(gpu.mode))
-    }
-
-    /// A GPU whose vGPU driver is still to leave may look like one that waits for another driver.
-    fn driver_of_vgpus_leaves(&self) -> bool {
-        let gate = gates::main_gate(WorkloadMode::VmVgpu);
-        self.desired != WorkloadMode::VmVgpu
-            && self.gpu_node.spec.mode == Some(WorkloadMode::VmVgpu)
-            && self.observed.labels.get(&gate).is_some_and(|value| value == "true")
     }
 
     /// The kernel shows the mode on every GPU.
