@@ -2,6 +2,7 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod course;
 pub mod decide;
 pub mod gates;
 pub mod mode;
