@@ -17,6 +17,7 @@ use crds::{
 };
 
 use super::{
+    super::owner,
     gates::{self, SandboxMode},
     mode::{Complaint, NodePolicy, effective},
     preflight::{Blocked, Preflight, preflight},
@@ -332,6 +333,7 @@ impl Reported<'_> {
         labels.extend(present(self.observed.labels, !self.agent.gpus.is_empty()));
         if !self.observed.policy.teardown {
             labels.extend(gates::host(self.observed.labels, &self.agent.host));
+            labels.extend(owner::label(self.observed.labels, self.observed.policy.claims.as_deref()));
         }
         // Only a node that serves its mode has a MIG manager to do it.
         let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());

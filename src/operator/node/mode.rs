@@ -8,7 +8,7 @@ use crds::{
 };
 
 use super::gates::SandboxMode;
-use crate::cluster::events::Notice;
+use crate::{cluster::events::Notice, operator::owner::Claim};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,23 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// `NVIDIADriver` objects that share the nodes among them; none where the policy brings the driver itself. Unset while
+    /// they have not been listed.
+    pub claims: Option<Vec<Claim>>,
 }
 
 impl NodePolicy {
     /// A policy that asks for nothing but modes.
     pub fn new(name: String, sandbox: Sandbox) -> Self {
-        Self { name, sandbox, teardown: false, aliases: Vec::new(), disabled: Vec::new(), mig_default: None }
+        Self {
+            name,
+            sandbox,
+            teardown: false,
+            aliases: Vec::new(),
+            disabled: Vec::new(),
+            mig_default: None,
+            claims: Some(Vec::new()),
+        }
     }
 }
 

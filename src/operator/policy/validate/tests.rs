@@ -129,9 +129,9 @@ fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
     let config =
         GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/mig-1g")], ..GPUVirtConfigSpec::default() };
     assert_eq!(validate(&valid(), &config, &ubuntu()).problems[0].reason, "ReservedResourceName");
-    assert_eq!(node_policy(&valid(), &config).aliases, []);
+    assert_eq!(node_policy(&valid(), &config, None).aliases, []);
     let config = GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/T4")], ..config };
-    assert_eq!(node_policy(&valid(), &config).aliases, [alias("nvidia.com/T4")]);
+    assert_eq!(node_policy(&valid(), &config, None).aliases, [alias("nvidia.com/T4")]);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn an_operand_that_is_off_switches_the_agents_function_off_and_a_mig_default_nee
     let nodes = |change: fn(&mut ClusterPolicySpec)| {
         let mut policy = valid();
         change(&mut policy.spec);
-        node_policy(&policy, &GPUVirtConfigSpec::default())
+        node_policy(&policy, &GPUVirtConfigSpec::default(), None)
     };
     assert_eq!(nodes(|_| {}).disabled, []);
     assert_eq!(nodes(|spec| spec.vfio_manager.component.enabled = Some(false)).disabled, [AgentFunction::VfioManager]);
