@@ -7,6 +7,7 @@
 mod support;
 
 mod access;
+mod drivers;
 mod explain;
 mod guard;
 mod hyperconverged;
