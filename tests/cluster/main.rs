@@ -20,3 +20,4 @@ mod schema;
 mod stack;
 mod teardown;
 mod uninstall;
+mod vgpu;

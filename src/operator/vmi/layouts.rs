@@ -39,14 +39,14 @@ pub fn could_have(node: &GPUNode, resource: &str) -> Option<Standing> {
     let wanted = layout.filter(|layout| layout.gpus.iter().any(|gpu| gpu.instances.iter().any(|i| i.kind == kind)));
     if let Some(layout) = wanted {
         let state = agent.vgpu.as_ref().filter(|state| state.config == layout.name);
-        let failed = state.filter(|state| state.state == VgpuProgress::Failed);
-        return Some(match failed {
-            Some(state) => {
-                Standing::LayoutFailed(format!("{name}: vGPU layout {} failed: {}", layout.name, state.message))
+        let message = state.map_or("", |state| state.message.as_str());
+        let layout = &layout.name;
+        return Some(match state.map(|state| state.state) {
+            Some(VgpuProgress::Failed) => {
+                Standing::LayoutFailed(format!("{name}: vGPU layout {layout} failed: {message}"))
             }
-            None => {
-                let why = state.map_or("", |state| state.message.as_str());
-                Standing::InTransition(format!("{name} is making vGPU layout {}: {why}", layout.name))
+            Some(VgpuProgress::Pending | VgpuProgress::Success) | None => {
+                Standing::InTransition(format!("{name} is making vGPU layout {layout}: {message}"))
             }
         });
     }
