@@ -55,6 +55,12 @@ pub const FORCE_TEARDOWN: &str = "gpuvirt.io/force-teardown";
 pub const TEARDOWN_FINALIZER: &str = "gpuvirt.io/teardown";
 /// Annotation on a node: the deploy keys that the operator has set there, so that it removes only its own.
 pub const MANAGED_DEPLOY: &str = "gpuvirt.io/managed-deploy-labels";
+/// Annotation on a node: closed for new pods by a change of ours, named here, which opens it again.
+pub const CORDONED: &str = "gpuvirt.io/cordoned";
+/// Annotation on a node, `"true"`: no change of it begins. Written by the user.
+pub const PAUSE: &str = "gpuvirt.io/pause";
+/// Annotation on a node, `"true"`: a change is planned, shown in its `GPUTransition`, and not made. Written by the user.
+pub const DRY_RUN: &str = "gpuvirt.io/dry-run";
 /// Annotation on a KubeVirt or `HyperConverged` object: the entries of its `permittedHostDevices` that are ours, as in
 /// `10DE:1EB8=nvidia.com/TU104GL_TESLA_T4`, separated by commas.
 pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";

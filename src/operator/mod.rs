@@ -19,6 +19,7 @@ pub mod node;
 mod pod_watches;
 pub mod policy;
 mod spelling;
+pub mod transition;
 pub mod uninstall;
 pub mod vgpu;
 pub mod vmi;
@@ -36,6 +37,7 @@ use self::{
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    transition::Transitions,
     vgpu::Layouts,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
@@ -133,6 +135,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         users: UserNames::new(client.clone()),
         instances,
         layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        transitions: Transitions::new(client, &world, events.clone(), &wake),
         events: events.clone(),
         epoch,
         policy: policy_rx,

@@ -39,7 +39,9 @@ fn gpu(id: &str) -> GPUStatus {
 async fn node(t: &Turn, id: &str, maker: Maker, node_labels: &[(&str, &str)]) -> Agent {
     let mode = [(labels::WORKLOAD_CONFIG, "vm-vgpu")];
     nodes::create(t, "n1", &[&mode, node_labels].concat()).await;
-    Agent::start_with(t, "n1", Host { gpus: vec![gpu(id)], obeys: true, maker: Some(maker) }).await
+    let gpus = vec![gpu(id)];
+    let host = Host { gpus, obeys: true, maker: Some(maker), driver: None, conditions: Vec::new() };
+    Agent::start_with(t, "n1", host).await
 }
 
 /// Layouts of the user's own, and the policy that names them.

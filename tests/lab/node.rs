@@ -71,7 +71,11 @@ impl Machine {
             let given = equipment(variable, "none");
             if given.exists() { given } else { target.join(file) }
         };
-        let images = [image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"), image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar")];
+        let images = [
+            image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"),
+            image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar"),
+            image("GPUVIRT_VGPU_MANAGER_TAR", "vgpu-manager.tar"),
+        ];
         let cluster = Cluster::start()?;
         let mut args = vec![cluster.state().to_owned()];
         args.extend(images);

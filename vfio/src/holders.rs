@@ -160,7 +160,7 @@ enum Look {
 fn look_at(host: &impl Host, pids: &[i32], nodes: &BTreeMap<DeviceNumber, Node>) -> Vec<(i32, Look)> {
     /// A thread for fewer processes costs more than it saves.
     const SHARE: usize = 64;
-    const MOST: usize = 4;
+    const MOST: usize = 8;
     let look = |pid: i32| match host.open_devices(Path::new(&format!("/proc/{pid}/fd"))) {
         Ok(numbers) => {
             let numbers: BTreeSet<_> = numbers.into_iter().filter(|number| nodes.contains_key(number)).collect();

@@ -204,9 +204,11 @@ mod tests {
     #[test]
     fn reads_that_hang_at_once_are_waited_for_at_once() {
         const DEADLINE: Duration = Duration::from_secs(1);
-        let hangs = |name: &String| {
+        let (_release, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let hangs = move |name: &String| {
             if name.starts_with("hangs") {
-                thread::sleep(PATIENT);
+                let _ = gate.lock().unwrap().recv();
             }
             name.clone()
         };

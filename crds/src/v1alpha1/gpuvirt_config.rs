@@ -114,16 +114,15 @@ pub enum Evict {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Budget {
-    /// Nodes in transition at once.
-    #[schemars(range(min = 1))]
-    pub max_parallel: u32,
+    /// Nodes in transition at once, as a count or a share like `25%`, rounded up; at least one.
+    pub max_parallel: IntOrString,
     /// GPU nodes that may be unavailable at once, as a count or a share like `25%`, rounded up.
     pub max_unavailable: IntOrString,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) }
+        Self { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
     }
 }
 

@@ -163,8 +163,8 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
         });
     }
     let operands = build::build(&validated.settings, &context.installation);
-    apply::apply(&context.applier, &operands, &dereferenced).await?;
-    let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    let changing = apply::apply(&context.applier, &operands, &dereferenced).await?;
+    let judgement = judged(context, &validated.problems, &operands, &dereferenced, &changing);
     context.metrics.measure(&judgement);
     look_at_pods(context, &operands, &judgement);
     // A config that does not decode may say Off: others' objects are then left as they are.
@@ -196,6 +196,7 @@ fn judged(
     problems: &[validate::Problem],
     operands: &build::Operands,
     dereferenced: &Dereferenced,
+    changing: &BTreeSet<String>,
 ) -> Judgement {
     let node_labels = dereferenced
         .gpu_nodes
@@ -217,6 +218,7 @@ fn judged(
         gpu_nodes: &dereferenced.gpu_nodes,
         node_labels: &node_labels,
         pods: &pods,
+        changing,
     })
 }
 

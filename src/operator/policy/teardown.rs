@@ -84,7 +84,9 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
         context.applier.delete_cluster(live).await?;
     }
     if dereferenced.service_monitors {
-        context.applier.absent::<build::ServiceMonitor>(build::MONITOR).await?;
+        for name in build::MONITORS {
+            context.applier.absent::<build::ServiceMonitor>(name).await?;
+        }
     }
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;

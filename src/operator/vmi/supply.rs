@@ -76,7 +76,7 @@ pub struct Count {
 pub fn count(node: &GPUNode, resource: &str) -> Count {
     let Some(agent) = agent(node) else { return Count::default() };
     let of = units(agent, resource);
-    let steady = phase(node) == NodePhase::Steady;
+    let steady = matches!(phase(node), NodePhase::Steady | NodePhase::Waiting);
     let serves = |unit: &Unit<'_>| steady && mode(node) == Some(unit.mode);
     let free = of.iter().filter(|unit| serves(unit) && unusable(agent, unit).is_none() && unit.holders.is_empty());
     Count { free: free.count(), all: of.len() }
@@ -98,7 +98,7 @@ pub fn standing(node: &GPUNode, asks: &BTreeMap<String, usize>) -> Standing {
             let why = operator(node).map_or("", |operator| operator.message.as_str());
             return Standing::InTransition(format!("{name} is changing its mode: {why}"));
         }
-        NodePhase::Steady | NodePhase::Refused => {}
+        NodePhase::Steady | NodePhase::Waiting | NodePhase::Refused => {}
     }
     let other = has.iter().flat_map(|(_, _, units)| units).find(|unit| mode(node) != Some(unit.mode));
     if let Some(unit) = other {

@@ -10,6 +10,7 @@ use crds::{
     },
 };
 
+use crate::operator::transition::Leave;
 use crate::operator::{
     node::{
         decide::{Decision, Observed, OperandPod, decide},
@@ -108,6 +109,7 @@ impl Lab {
             pods: self.pods_watched.then_some(self.pods.as_slice()),
             users: &Users::default(),
             layouts: self.layouts.as_ref(),
+            leave: &Leave::Free,
             epoch: 7,
         };
         let decision = decide(&observed);

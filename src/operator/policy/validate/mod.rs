@@ -27,9 +27,12 @@ pub use self::{
     facts::{Facts, Host, Runtime},
     pools::{LiveSet, Pool},
     sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
-    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    stack::{
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, NodeStatus, Stack, Stacked,
+    },
     toolkit::{HostFile, Toolkit},
 };
+use crate::operator::transition::rules::Rules;
 use crate::operator::{
     node::{
         gates,
@@ -142,7 +145,10 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
+        rules: rules(config).unwrap_or_default(),
     }
 }
 
@@ -169,8 +175,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems = not_built(spec);
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    problems.extend(without_effect(config));
     let drivers = driver::drivers(spec, facts, &mut problems);
+    problems.extend(rules(config).err());
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
     let sandboxed = sandbox::sandboxed(spec, facts, &mut problems);
@@ -202,26 +208,18 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
-/// Settings that are accepted for a later version.
-fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
-    let default = GPUVirtConfigSpec::default();
-    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
-    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    (!set.is_empty()).then(|| Problem {
-        reason: "SettingNotSupported",
+fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
+    Rules::new(config.evict, &config.budget).map_err(|error| Problem {
+        reason: "InvalidBudget",
         message: format!(
-            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
-            set.join(" and ")
+            "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
 }
 
 /// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
 fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let asked = [
-        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
-        ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
-    ];
+    let asked = [("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false))];
     let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
     if asked.is_empty() {
         return Vec::new();
