@@ -71,6 +71,9 @@ pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";
 /// `"true"` beside it: the whole field was unset before our first entry, and is unset again after our last.
 pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-unset";
 
+/// `"true"` on a KubeVirt or `HyperConverged` object: we have told it to make no mediated devices.
+pub const MEDIATED_DEVICES_OFF: &str = "gpuvirt.io/mediated-devices-off";
+
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";
 /// Field manager of `GPUNode.status.agent`.

@@ -23,3 +23,4 @@ mod stack;
 mod teardown;
 mod transitions;
 mod uninstall;
+mod vgpu;

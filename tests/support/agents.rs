@@ -1,5 +1,7 @@
 //! An agent without a machine: it reports GPUs as the real one would, and does what its `GPUNode` asks.
 
+mod vgpus;
+
 use std::sync::{Arc, Mutex};
 
 use crds::{
@@ -19,6 +21,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::Notify;
 
+pub use self::vgpus::Maker;
 use super::{Background, turn::Turn, wait};
 
 pub const T4: &str = "nvidia.com/TU104GL_TESLA_T4";
@@ -33,6 +36,8 @@ pub struct Host {
     pub driver: Option<NvidiaDriver>,
     /// What it says of the node as a whole.
     pub conditions: Vec<Condition>,
+    /// The host's driver, where it makes vGPUs.
+    pub maker: Option<Maker>,
 }
 
 pub struct Agent {
@@ -65,7 +70,8 @@ pub fn qemu(pid: i32) -> Holder {
 impl Agent {
     /// Sees these GPUs: makes its `GPUNode`, and follows it from then on.
     pub async fn start(turn: &Turn, node: &str, gpus: Vec<GPUStatus>) -> Self {
-        Self::start_with(turn, node, Host { gpus, obeys: true, driver: None, conditions: Vec::new() }).await
+        Self::start_with(turn, node, Host { gpus, obeys: true, driver: None, conditions: Vec::new(), maker: None })
+            .await
     }
 
     pub async fn start_with(turn: &Turn, node: &str, host: Host) -> Self {
@@ -141,8 +147,11 @@ fn act(host: &mut Host, object: &GPUNode) {
             continue;
         }
         gpu.mode = Some(mode);
-        let driver = if mode == WorkloadMode::Container { "nvidia" } else { "vfio-pci" };
+        let driver = if mode == WorkloadMode::VmPassthrough { "vfio-pci" } else { "nvidia" };
         gpu.driver = Some(driver.to_owned());
+    }
+    if obeys {
+        vgpus::act(host, object);
     }
 }
 
@@ -169,7 +178,8 @@ fn report(host: &Host, object: &GPUNode) -> AgentStatus {
         },
         conditions: host.conditions.clone(),
         gpus: host.gpus.clone(),
-        resources: if resource.devices.is_empty() { Vec::new() } else { vec![resource] },
+        resources: if resource.devices.is_empty() { vgpus::resources(host, object) } else { vec![resource] },
+        vgpu: vgpus::state(host, object),
         ..AgentStatus::default()
     }
 }
