@@ -7,6 +7,7 @@
 mod support;
 
 mod access;
+mod chart;
 mod explain;
 mod guard;
 mod hyperconverged;

@@ -38,7 +38,8 @@ fn the_device_plugin_changes_only_once_the_toolkit_has_changed_on_every_node_one
         }
         let _operator = t.operator("op-1").await;
         let version = |version: &str| {
-            let of = |image: &str| json!({"enabled": true, "repository": "localhost", "image": image, "version": version});
+            let of =
+                |image: &str| json!({"enabled": true, "repository": "localhost", "image": image, "version": version});
             json!({"spec": {"toolkit": of("toolkit"), "devicePlugin": of("plugin")}})
         };
         let mut policy = policies::valid(POLICY);

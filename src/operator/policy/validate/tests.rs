@@ -118,12 +118,9 @@ fn a_precompiled_driver_needs_a_branch_and_has_an_image_for_each_kernel() {
 
 #[test]
 fn an_operand_that_is_not_built_is_named() {
-    let validated = checked(|spec| {
-        spec.sandbox_workloads.enabled = Some(true);
-        spec.vgpu_manager.component.enabled = Some(true);
-    });
+    let validated = checked(|spec| spec.driver.use_nvidia_driver_crd = Some(true));
     assert_eq!(validated.problems[0].reason, "OperandNotSupported");
-    assert!(validated.problems[0].message.contains("vgpuManager"), "{}", validated.problems[0].message);
+    assert!(validated.problems[0].message.contains("driver.useNvidiaDriverCRD"), "{}", validated.problems[0].message);
 }
 
 #[test]
