@@ -13,8 +13,8 @@ use crds::{
 use vfio::{
     Function, Holder, Inventory, Journal, Kernel, PciAddress, Root, observe_except,
     vgpu::{
-        self, ApplyError, Framework, Layout, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, framework, vgpu_holders,
-        vgpus,
+        self, ApplyError, Framework, Layout, NoVgpu, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, framework,
+        vgpu_holders, vgpus,
     },
 };
 
@@ -161,8 +161,10 @@ impl VgpuManager {
             }
             Err(Stop::Refused(refusal)) if refusal.is_passing() => {
                 let since = *self.waiting.entry(gpu).or_insert(now);
+                // A driver may be compiled first, for as long as it takes.
+                let without_end = matches!(refusal, VgpuRefusal::NoFramework(NoVgpu::NotOnDriver { .. }));
                 let refusal = translate::vgpu_refusal(&refusal);
-                match now < since + PATIENT {
+                match without_end || now < since + PATIENT {
                     true => Progress::Pending(refusal),
                     false => Progress::Failed(refusal),
                 }
@@ -244,8 +246,11 @@ impl VgpuManager {
 
     /// When it is to be looked again.
     pub fn again(&self, progress: &BTreeMap<PciAddress, Progress>) -> Option<Instant> {
-        let waits = progress.values().any(|progress| matches!(progress, Progress::Pending(_)));
-        let waits = waits.then(|| Instant::now() + LOOK_AGAIN);
+        let now = Instant::now();
+        // What comes later than that makes an event: a driver takes the GPU.
+        let soon = |gpu: &PciAddress| self.waiting.get(gpu).is_some_and(|since| now < *since + PATIENT);
+        let waits = progress.iter().any(|(gpu, progress)| matches!(progress, Progress::Pending(_)) && soon(gpu));
+        let waits = waits.then(|| now + LOOK_AGAIN);
         waits.into_iter().chain(self.failed.values().map(|failure| failure.again)).min()
     }
 }

@@ -51,7 +51,7 @@ drivers() {
 	make -s -C linux M="$PWD/drivers" modules
 	make -s -C linux M="$PWD/drivers" INSTALL_MOD_PATH="$PWD/modules" modules_install
 	depmod -b modules "$(ls modules/lib/modules)"
-	cp drivers/{nvidia,nvidia_vgpu_vfio}.ko .
+	cp drivers/{nvidia,nvidia_vgpu_vfio}.ko linux/drivers/vfio/mdev/mdev.ko .
 }
 
 programs() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{AgentFunction, ResourceAlias},
+    v1alpha1::{AgentFunction, GPUNode, ResourceAlias},
 };
 
 use super::gates::SandboxMode;
@@ -123,6 +123,12 @@ pub fn effective(node: &BTreeMap<String, String>, policy: &NodePolicy) -> (Workl
             Err(_unknown) => (default, Some(Complaint::Invalid { value: value.clone(), used: default })),
         },
     }
+}
+
+/// Whether the node serves another mode than it should be in.
+pub fn changes(node: &BTreeMap<String, String>, policy: &NodePolicy, gpu_node: Option<&GPUNode>) -> bool {
+    let operator = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()?.operator.as_ref());
+    operator.and_then(|operator| operator.serving).is_some_and(|serving| serving != effective(node, policy).0)
 }
 
 #[cfg(test)]

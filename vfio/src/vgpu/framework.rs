@@ -78,8 +78,11 @@ impl NoVgpu {
     /// bring what is missing.
     pub fn is_passing(&self) -> bool {
         match self {
-            Self::VfsUnbound { .. } | Self::NoInterface { .. } | Self::NotOnDriver { .. } => true,
-            Self::VfsOff { .. } | Self::NoVgpuDriver { .. } | Self::NoSriov { .. } => false,
+            Self::NotOnDriver { .. }
+            | Self::NoVgpuDriver { .. }
+            | Self::VfsUnbound { .. }
+            | Self::NoInterface { .. } => true,
+            Self::VfsOff { .. } | Self::NoSriov { .. } => false,
         }
     }
 }

@@ -117,6 +117,7 @@ pub fn plan(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout) -> Result<V
         return Ok(steps);
     }
     let offers = Offers::of(world.inventory, gpu, world.journal.vgpu_types());
+    other_mode(gpu, layout, &offers)?;
     change.sizes(layout, &offers)?;
     let mut steps: Vec<VgpuStep> =
         change.surplus.iter().map(|vgpu| VgpuStep::Remove { vgpu: Box::new((*vgpu).clone()) }).collect();
@@ -173,6 +174,22 @@ fn sorts(gpu: PciAddress, layout: &Layout) -> Result<(), VgpuRefusal> {
         (Some(mig), Some(shared)) => Err(VgpuRefusal::MixedMig { gpu, mig: mig.clone(), shared: shared.clone() }),
         (_, _) => Ok(()),
     }
+}
+
+/// The types that are listed tell the GPU's mode: nothing is removed for a type of the other one.
+fn other_mode(gpu: PciAddress, layout: &Layout, offers: &Offers) -> Result<(), VgpuRefusal> {
+    let Some(mig) = lists_mig_only(offers.kinds()) else { return Ok(()) };
+    let other = |kind: &str| shape(kind).is_some_and(|shape| shape.slices.is_some() != mig);
+    match layout.iter().find(|(kind, count)| **count > 0 && !offers.known(kind) && other(kind)) {
+        Some((kind, _)) => Err(unknown(gpu, kind, offers)),
+        None => Ok(()),
+    }
+}
+
+fn unknown(gpu: PciAddress, kind: &str, offers: &Offers) -> VgpuRefusal {
+    let asked_mig = shape(kind).map(|shape| shape.slices.is_some());
+    let mig = lists_mig_only(offers.kinds()).filter(|only_mig| Some(*only_mig) != asked_mig);
+    VgpuRefusal::UnknownType { gpu, kind: kind.to_owned(), kinds: offers.kinds().map(str::to_owned).collect(), mig }
 }
 
 /// What stays and what goes.
@@ -268,12 +285,9 @@ impl<'a> Change<'a> {
     }
 
     fn refused(&self, kind: &str, wanted: u32, made: u32, offers: &Offers) -> VgpuRefusal {
-        let kinds: Vec<String> = offers.kinds().map(str::to_owned).collect();
         let alone = self.kept.is_empty() && made == 0;
         if !offers.known(kind) && (offers.is_complete() || (alone && self.surplus.is_empty())) {
-            let asked_mig = shape(kind).map(|shape| shape.slices.is_some());
-            let mig = lists_mig_only(offers.kinds()).filter(|only_mig| Some(*only_mig) != asked_mig);
-            return VgpuRefusal::UnknownType { gpu: self.gpu, kind: kind.to_owned(), kinds, mig };
+            return unknown(self.gpu, kind, offers);
         }
         let size = |kind: &str| shape(kind).filter(|shape| shape.slices.is_none()).map(|shape| shape.framebuffer);
         let beside = self.kept.iter().filter_map(|vgpu| vgpu.kind()).find(|other| size(other) != size(kind));
@@ -290,6 +304,6 @@ impl<'a> Change<'a> {
 
     fn full(&self, kind: &str, wanted: u32, made: u32, offers: &Offers) -> VgpuRefusal {
         let offered = offers.creatable().map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect();
-        VgpuRefusal::Full { gpu: self.gpu, kind: kind.to_owned(), wanted, made, offered }
+        VgpuRefusal::Full { gpu: self.gpu, kind: kind.to_owned(), wanted, made, most: offers.most(kind), offered }
     }
 }

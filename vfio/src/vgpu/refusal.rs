@@ -51,11 +51,8 @@ pub enum VgpuRefusal {
     #[error("gpu {gpu}: the layout mixes {mig}, which needs MIG mode, and {shared}, which needs it off; use one sort")]
     MixedMig { gpu: PciAddress, mig: String, shared: String },
     /// The kernel lists no place for one more.
-    #[error(
-        "gpu {gpu} is full: {wanted} {kind} are asked for, {made} are there, and the kernel lists no place for another ({}); ask for fewer",
-        match offered.is_empty() { true => "nor for any other type".to_owned(), false => format!("only for {}", offered.join(", ")) }
-    )]
-    Full { gpu: PciAddress, kind: String, wanted: u32, made: u32, offered: Vec<String> },
+    #[error("gpu {gpu} is full: {wanted} {kind} are asked for, {made} are there, and {}; ask for fewer", limit(*most, *wanted, offered))]
+    Full { gpu: PciAddress, kind: String, wanted: u32, made: u32, most: Option<u32>, offered: Vec<String> },
 }
 
 impl VgpuRefusal {
@@ -92,6 +89,14 @@ fn cause(holders: &[Holder], count: u16) -> String {
     match holders.is_empty() {
         true => format!("a vGPU on one of the {count} is to stay; clear the layout first"),
         false => format!("they are in use by {}; {}", list(holders), next_steps(holders)),
+    }
+}
+
+fn limit(most: Option<u32>, wanted: u32, offered: &[String]) -> String {
+    match most.filter(|most| wanted > *most) {
+        Some(most) => format!("it takes {most} at most"),
+        None if offered.is_empty() => "the kernel lists no place for another one, nor for any other type".to_owned(),
+        None => format!("the kernel lists a place only for {}", offered.join(", ")),
     }
 }
 

@@ -170,24 +170,17 @@ impl Lab {
         if spec.mode.is_some() && agent.gpus[0].mode != spec.mode {
             agent.gpus[0].refusal = refusal;
             if agent.gpus[0].refusal.is_none() {
-                // Without a driver that makes vGPUs the GPU looks like one of a container node.
-                let shown = spec.mode.filter(|mode| *mode != WorkloadMode::VmVgpu || makes_vgpus);
-                if spec.mode != shown && agent.gpus[0].mode == Some(WorkloadMode::VmPassthrough) {
-                    agent.gpus[0].driver = None;
-                }
-                agent.gpus[0].mode = shown.or(Some(WorkloadMode::Container));
-                if spec.mode != Some(WorkloadMode::VmVgpu) {
-                    let vfio = spec.mode == Some(WorkloadMode::VmPassthrough);
-                    agent.gpus[0].driver = vfio.then(|| "vfio-pci".to_owned());
-                }
+                agent.gpus[0].mode = spec.mode;
+                let vfio = spec.mode == Some(WorkloadMode::VmPassthrough);
+                agent.gpus[0].driver = vfio.then(|| "vfio-pci".to_owned());
             }
         }
         agent.vgpu = spec.vgpu.as_ref().map(|layout| VgpuState {
             config: layout.name.clone(),
-            state: match (&failure, agent.gpus[0].mode) {
+            state: match (&failure, makes_vgpus) {
                 (Some(_), _) => VgpuProgress::Failed,
-                (None, Some(WorkloadMode::VmVgpu)) => VgpuProgress::Success,
-                (None, _) => VgpuProgress::Pending,
+                (None, true) => VgpuProgress::Success,
+                (None, false) => VgpuProgress::Pending,
             },
             message: failure.unwrap_or_default(),
         });
