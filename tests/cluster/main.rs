@@ -7,6 +7,7 @@
 mod support;
 
 mod access;
+mod chart;
 mod drivers;
 mod explain;
 mod guard;

@@ -81,7 +81,7 @@ impl Cluster {
             NAMESPACE,
             "--create-namespace",
             "--set",
-            "clusterPolicy.deployCR=false",
+            "clusterPolicy.deployCR=false,nfd.enabled=false",
         ])?;
         let deployments: Api<Deployment> = Api::namespaced(self.client().await, NAMESPACE);
         let nobody = json!({"spec": {"replicas": 0}});
