@@ -10,8 +10,16 @@ pub const GPU_PRESENT: &str = "nvidia.com/gpu.present";
 pub const DEPLOY_PREFIX: &str = "nvidia.com/gpu.deploy.";
 /// `"false"` keeps every operand off the node. Written by the user.
 pub const DEPLOY_OPERANDS: &str = "nvidia.com/gpu.deploy.operands";
+/// `"false"` leaves the node's vGPUs to others. Written by the user.
+pub const DEPLOY_VGPU_DEVICE_MANAGER: &str = "nvidia.com/gpu.deploy.vgpu-device-manager";
+/// Name of a node's vGPU layout. Written by the user.
+pub const VGPU_CONFIG: &str = "nvidia.com/vgpu.config";
+/// `pending`, `success` or `failed`: how far the node is with its vGPU layout. Written by the operator.
+pub const VGPU_CONFIG_STATE: &str = "nvidia.com/vgpu.config.state";
 /// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
+/// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.
+pub const MIG_CONFIG: &str = "nvidia.com/mig.config";
 /// The GPU's marketing name. Written by GPU feature discovery.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 /// Written by GPU feature discovery where a vGPU host driver runs: no MIG manager there.
@@ -24,8 +32,21 @@ pub const NFD_HINTS: [&str; 3] = [
     "feature.node.kubernetes.io/pci-0300_10de.present",
 ];
 
+/// A node's operating system as driver images are tagged, as in `ubuntu24.04`. Written by the operator from the agent's
+/// report, and on driver DaemonSets: for whom each one is.
+pub const OS: &str = "gpuvirt.io/os";
+/// A node's kernel version, with `_` for what a label may not have. Written by the operator from the agent's report.
+pub const KERNEL: &str = "gpuvirt.io/kernel";
+/// Tells the pods of driver DaemonSets apart that share a value of `app`.
+pub const DRIVER_POOL: &str = "gpuvirt.io/driver-pool";
 /// On every object that the operator applies: which ClusterPolicy asked for it.
 pub const POLICY: &str = "gpuvirt.io/policy";
+/// `"true"` on a pod of the vGPU host driver while VMs have vGPUs of its node: it is not deleted, and not evicted.
+pub const VGPUS_IN_USE: &str = "gpuvirt.io/vgpus-in-use";
+/// Annotation beside it: who has them.
+pub const VGPU_USERS: &str = "gpuvirt.io/vgpu-users";
+/// Annotation `"true"` on such a pod: it may go all the same. Written by the user.
+pub const ALLOW_DELETE: &str = "gpuvirt.io/allow-delete";
 /// Annotation on applied objects: hash of what was applied last.
 pub const APPLIED_HASH: &str = "gpuvirt.io/applied-hash";
 /// Annotation on a ClusterPolicy: give up waiting for VMs when it is deleted.
@@ -34,6 +55,12 @@ pub const FORCE_TEARDOWN: &str = "gpuvirt.io/force-teardown";
 pub const TEARDOWN_FINALIZER: &str = "gpuvirt.io/teardown";
 /// Annotation on a node: the deploy keys that the operator has set there, so that it removes only its own.
 pub const MANAGED_DEPLOY: &str = "gpuvirt.io/managed-deploy-labels";
+/// Annotation on a node: closed for new pods by a change of ours, named here, which opens it again.
+pub const CORDONED: &str = "gpuvirt.io/cordoned";
+/// Annotation on a node, `"true"`: no change of it begins. Written by the user.
+pub const PAUSE: &str = "gpuvirt.io/pause";
+/// Annotation on a node, `"true"`: a change is planned, shown in its `GPUTransition`, and not made. Written by the user.
+pub const DRY_RUN: &str = "gpuvirt.io/dry-run";
 /// Annotation on a KubeVirt or `HyperConverged` object: the entries of its `permittedHostDevices` that are ours, as in
 /// `10DE:1EB8=nvidia.com/TU104GL_TESLA_T4`, separated by commas.
 pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";

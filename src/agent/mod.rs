@@ -11,6 +11,7 @@
 //! Ending the agent changes nothing on the host: the next one goes on from the journal.
 
 mod conditions;
+mod container_node;
 mod desired;
 mod dev_nodes;
 pub mod device_plugin;
@@ -28,6 +29,7 @@ mod report;
 mod translate;
 mod uevent;
 pub mod vfio_manager;
+mod vgpu_manager;
 mod wish;
 
 use std::{
@@ -51,6 +53,7 @@ use tokio::{
 use vfio::Root;
 
 use self::{
+    container_node::ContainerNode,
     desired::Desired,
     dev_nodes::DevNodes,
     device_plugin::{DevicePlugins, Offer},
@@ -169,6 +172,7 @@ struct Agent {
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
+    host_root: PathBuf,
     /// The kubelet's pod-resources socket.
     kubelet: PathBuf,
 }
@@ -192,7 +196,7 @@ impl Agent {
         shutdown: &Shutdown,
     ) -> Result<Self, Error> {
         let helper = std::env::current_exe().map_err(Error::Executable)?;
-        let manager = VfioManager::open(&config.host_root, helper)?;
+        let manager = VfioManager::open(&config.host_root, helper, &config.node)?;
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
         let metrics = telemetry.register(Metrics::register);
@@ -213,6 +217,7 @@ impl Agent {
             telemetry,
             metrics,
             resync: jittered(config.resync, &config.node),
+            host_root: config.host_root.clone(),
             kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
         })
     }
@@ -394,6 +399,7 @@ impl Agent {
                 observation,
                 plugins: &plugins,
                 offered,
+                container: &ContainerNode::look(&self.host_root),
                 generation: gpu_node.metadata.generation.unwrap_or_default(),
                 old: gpu_node.status.as_ref().and_then(|status| status.agent.as_ref()),
             },

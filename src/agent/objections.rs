@@ -4,7 +4,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use vfio::{Binding, Holder, Host, Inventory, PciAddress, deviations, holders, observe};
+use vfio::{
+    Binding, Function, Holder, Host, Inventory, PciAddress, VgpuParent, deviations, holders, observe,
+    vgpu::{part_ids, vgpu_holders},
+};
 
 use super::{
     device_plugin::Device,
@@ -20,6 +23,9 @@ pub fn objections(host: &impl Host, offered: &[Device]) -> BTreeMap<String, Stri
 }
 
 fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, offered: &Device) -> Option<String> {
+    if let Some(partition) = &offered.partition {
+        return against_vgpu(inventory, held, &partition.gpu, &offered.id);
+    }
     let address: PciAddress = match offered.id.parse() {
         Ok(address) => address,
         Err(error) => return Some(format!("{error}")),
@@ -50,6 +56,30 @@ fn listed(nodes: &[PathBuf]) -> String {
     nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+fn against_vgpu(
+    inventory: &Inventory,
+    held: &BTreeMap<PciAddress, Vec<Holder>>,
+    gpu: &str,
+    id: &str,
+) -> Option<String> {
+    let gone = || Some(format!("{id} is no vGPU any more; delete the pod so that it is scheduled again"));
+    let Some(gpu) = gpu.parse().ok().and_then(|address| inventory.gpu(address)) else { return gone() };
+    if !part_ids(inventory, gpu.primary.address).iter().any(|part| part == id) {
+        return gone();
+    }
+    let function = id.parse::<PciAddress>().ok().and_then(|address| inventory.functions.get(&address));
+    let nothing = |function: &Function| !matches!(function.vgpu, Some(VgpuParent::VendorVfio { current: Some(_), .. }));
+    if function.is_some_and(nothing) {
+        return gone();
+    }
+    if let Some(ailment) = unfit(&at_sight(inventory, &gpu)) {
+        return Some(ailment.to_string());
+    }
+    let holders = vgpu_holders(inventory, held);
+    let holder = holders.get(id)?.iter().find(|holder| holder.pid > 0)?;
+    Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
+}
+
 #[cfg(test)]
 mod tests {
     use vfio::testing::Machine;
@@ -72,6 +102,7 @@ mod tests {
             others: vec![],
             path: vec![],
             egm: None,
+            partition: None,
         }
     }
 

@@ -19,6 +19,10 @@ use super::{
     wish::Wish,
 };
 
+mod vgpus;
+
+pub use vgpus::vgpu_resource;
+
 /// What the kubelet is told, and why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offered {
@@ -58,8 +62,9 @@ pub fn offer(wish: &Wish, observation: &Observation, before: &Offer) -> Offered 
             Err(error) => drop(offered.withheld.insert(address, error.to_string())),
         }
     }
+    vgpus::add(&mut offered, wish, observation, before);
     let lost = before.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
-    for (name, device) in lost.filter(|(_, device)| !settled.contains(&device.id)) {
+    for (name, device) in lost.filter(|(_, device)| device.partition.is_none() && !settled.contains(&device.id)) {
         let Ok(address) = device.id.parse::<PciAddress>() else { continue };
         if wish.mode(address) == Some(WorkloadMode::VmPassthrough) {
             offered.keep_lost(name, device, address, &observation.inventory);
@@ -146,7 +151,12 @@ fn device(observation: &Observation, gpu: &Gpu<'_>, withheld: Option<&str>) -> D
         others: gpu.shares_group_with.iter().map(ToString::to_string).collect(),
         path: inventory.path(gpu.primary.address).iter().map(ToString::to_string).collect(),
         egm: egm.map(|(node, gpus)| Egm { node: node.clone(), gpus: gpus.iter().map(ToString::to_string).collect() }),
+        partition: None,
     }
+}
+
+fn unfit_member(observation: &Observation, gpu: PciAddress) -> bool {
+    observation.ailments.get(&gpu).is_some_and(|ailments| unfit(ailments).is_some())
 }
 
 #[cfg(test)]

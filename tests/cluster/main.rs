@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod explain;
+mod guard;
 mod hyperconverged;
 mod kubelet;
 mod kubevirt;
@@ -15,7 +16,9 @@ mod labels;
 mod leadership;
 mod modes;
 mod policy;
+mod rolling;
 mod schema;
 mod stack;
 mod teardown;
+mod transitions;
 mod uninstall;

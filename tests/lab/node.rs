@@ -71,7 +71,11 @@ impl Machine {
             let given = equipment(variable, "none");
             if given.exists() { given } else { target.join(file) }
         };
-        let images = [image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"), image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar")];
+        let images = [
+            image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"),
+            image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar"),
+            image("GPUVIRT_VGPU_MANAGER_TAR", "vgpu-manager.tar"),
+        ];
         // The machine boots while the control plane does, and the chart is put in before the node is there.
         let state = Cluster::state_of_this_process();
         let boot = || {

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use crds::{
     WorkloadMode, labels,
     v1alpha1::{
-        Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUStatus, Holder, HostFacts, Refusal, ResourceStatus, Summary,
+        Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUStatus, Holder, HostFacts, NvidiaDriver, Refusal,
+        ResourceStatus, Summary,
     },
 };
 use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams, PostParams},
@@ -27,6 +29,10 @@ pub struct Host {
     pub gpus: Vec<GPUStatus>,
     /// Whether it changes drivers when asked. It looks, reports and withdraws either way.
     pub obeys: bool,
+    /// The NVIDIA driver of the host.
+    pub driver: Option<NvidiaDriver>,
+    /// What it says of the node as a whole.
+    pub conditions: Vec<Condition>,
 }
 
 pub struct Agent {
@@ -59,7 +65,7 @@ pub fn qemu(pid: i32) -> Holder {
 impl Agent {
     /// Sees these GPUs: makes its `GPUNode`, and follows it from then on.
     pub async fn start(turn: &Turn, node: &str, gpus: Vec<GPUStatus>) -> Self {
-        Self::start_with(turn, node, Host { gpus, obeys: true }).await
+        Self::start_with(turn, node, Host { gpus, obeys: true, driver: None, conditions: Vec::new() }).await
     }
 
     pub async fn start_with(turn: &Turn, node: &str, host: Host) -> Self {
@@ -159,7 +165,9 @@ fn report(host: &Host, object: &GPUNode) -> AgentStatus {
             os: "ubuntu24.04".to_owned(),
             iommu: true,
             iommufd: true,
+            driver: host.driver.clone(),
         },
+        conditions: host.conditions.clone(),
         gpus: host.gpus.clone(),
         resources: if resource.devices.is_empty() { Vec::new() } else { vec![resource] },
         ..AgentStatus::default()

@@ -92,9 +92,20 @@ impl Cluster {
 
 /// A client for whoever the kubeconfig is of.
 pub async fn client(kubeconfig: &Path) -> Client {
+    Client::try_from(config(kubeconfig).await).expect("a client should be buildable")
+}
+
+/// The same, which takes the server's no for an answer: an eviction that is refused would be tried for minutes.
+pub async fn impatient_client(kubeconfig: &Path) -> Client {
+    let mut config = config(kubeconfig).await;
+    config.default_retry = false;
+    Client::try_from(config).expect("a client should be buildable")
+}
+
+async fn config(kubeconfig: &Path) -> Config {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("the kubeconfig should be readable");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    Client::try_from(config.expect("the kubeconfig should be complete")).expect("a client should be buildable")
+    config.expect("the kubeconfig should be complete")
 }
 
 /// The folder that `tests/cluster/build.sh` filled.

@@ -8,7 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ResourceAlias;
+use super::{ResourceAlias, VgpuLayout, VgpuState, VgpuStatus};
 use crate::{WorkloadMode, schema};
 
 #[allow(clippy::duplicated_attributes, reason = "each printcolumn has a type of its own")]
@@ -30,6 +30,7 @@ use crate::{WorkloadMode, schema};
     printcolumn(name = "In use", type_ = "integer", json_path = ".status.agent.summary.inUse"),
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.agent.summary.driver"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.operator.reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.operator.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -45,6 +46,9 @@ pub struct GPUNodeSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub gpus: Vec<GPUMode>,
+    /// The vGPUs of the GPUs in mode `vm-vgpu`. Unset: those that exist stay, and none is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuLayout>,
     /// Whether the agent may offer devices to the kubelet.
     #[serde(default)]
     pub advertise: Advertise,
@@ -117,6 +121,9 @@ pub struct AgentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub gpus: Vec<GPUStatus>,
+    /// How far the agent is with `spec.vgpu`. Unset while that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuState>,
     /// What is registered with the kubelet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -160,6 +167,30 @@ pub struct HostFacts {
     /// Whether `/dev/iommu` exists.
     #[serde(default)]
     pub iommufd: bool,
+    /// Unset: the kernel module `nvidia` is not loaded, and the host has no driver of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<NvidiaDriver>,
+}
+
+/// The NVIDIA driver of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NvidiaDriver {
+    /// Of the loaded module, as in `595.91.07`; empty while none is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    pub origin: DriverOrigin,
+}
+
+/// Whose the driver is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DriverOrigin {
+    /// Installed on the host, and loaded: no driver pod is needed.
+    Host,
+    /// Installed on the host, and not loaded.
+    HostIdle,
+    /// The loaded module is not of the host's own driver: a driver pod's, or one that was left.
+    Pod,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -169,6 +200,9 @@ pub struct GPUStatus {
     pub address: String,
     /// Vendor and device id, as in `10de:1eb8`.
     pub id: String,
+    /// Vendor and device id of its board, as in `10de:12a2`. Boards of one id may differ in this alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subsystem: Option<String>,
     /// PCI class, as in `0x030200`.
     #[serde(default)]
     pub class: String,
@@ -193,6 +227,9 @@ pub struct GPUStatus {
     /// Who has it open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
+    /// Its vGPUs, and how they are made. Unset where nobody asked for any and it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<VgpuStatus>,
     /// Why it is in passthrough and not given out, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<String>,
@@ -206,6 +243,14 @@ pub struct GPUStatus {
     /// Why it is not in the mode asked for, and the next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
+}
+
+impl GPUStatus {
+    /// Who has it open, or one of its vGPUs.
+    pub fn all_holders(&self) -> impl Iterator<Item = &Holder> {
+        let instances = self.vgpu.iter().flat_map(|vgpu| &vgpu.instances);
+        self.holders.iter().chain(instances.flat_map(|instance| &instance.holders))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -330,6 +375,8 @@ pub enum NodePhase {
     /// The node serves its mode; nothing changes.
     #[default]
     Steady,
+    /// A change has its turn, or its users, to wait for: see the node's `GPUTransition`. The old mode serves.
+    Waiting,
     /// The old mode's operands and advertisements are leaving.
     Withdrawing,
     /// The agent has been asked for the new mode.

@@ -38,7 +38,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-pub use device::{Device, Egm, Health, Offer};
+pub use device::{Device, Egm, Health, Offer, Partition};
 pub use names::ResourceName;
 pub use preferred::prefer;
 

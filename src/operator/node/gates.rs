@@ -5,7 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use crds::{WorkloadMode, labels, v1alpha1::AgentFunction};
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{AgentFunction, DriverOrigin, HostFacts},
+};
+
+use crate::operator::host::{label_value, os_tag};
 
 /// What is run on vm-passthrough nodes: KubeVirt VMs, or Kata containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +37,10 @@ const PASSTHROUGH_KATA: &[&str] =
     &["cc-manager", "client", "kata-manager", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager"];
 const VGPU: &[&str] =
     &["cc-manager", "client", "sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager"];
+/// The gate of the checks.
+pub const VALIDATOR: &str = "nvidia.com/gpu.deploy.operator-validator";
+/// The peer's word for a node whose driver is its host's.
+pub const PRE_INSTALLED: &str = "pre-installed";
 const MIG_MANAGER: &str = "mig-manager";
 
 /// Suffixes of `nvidia.com/gpu.deploy.` that nodes of this mode carry, without the MIG manager.
@@ -71,6 +80,25 @@ fn key(suffix: &str) -> String {
     format!("{}{suffix}", labels::DEPLOY_PREFIX)
 }
 
+/// What the host runs, for the selectors of driver DaemonSets. A host that has not said it keeps the labels that it has.
+pub fn host(node: &BTreeMap<String, String>, host: &HostFacts) -> impl Iterator<Item = (String, Option<String>)> {
+    let marks = [(labels::OS, label_value(&os_tag(&host.os))), (labels::KERNEL, label_value(&host.kernel))];
+    let differs = |(key, value): &(&str, String)| !value.is_empty() && node.get(*key) != Some(value);
+    marks.into_iter().filter(differs).map(|(key, value)| (key.to_owned(), Some(value))).collect::<Vec<_>>().into_iter()
+}
+
+/// The label of a MIG layout that a container node gets because it has none. It stays when the policy goes: an admin may
+/// have set it, and a layout that is there is not taken back.
+pub fn mig_layout(
+    mode: WorkloadMode,
+    node: &BTreeMap<String, String>,
+    default: Option<&'static str>,
+) -> Option<(String, Option<String>)> {
+    let default = default.filter(|_| mode == WorkloadMode::Container && mig_capable(node))?;
+    let labelled = node.get(labels::MIG_CONFIG).is_some_and(|value| !value.is_empty());
+    (!labelled).then(|| (labels::MIG_CONFIG.to_owned(), Some(default.to_owned())))
+}
+
 /// A vGPU host is none; else what GPU feature discovery says; else what the product's name tells.
 fn mig_capable(node: &BTreeMap<String, String>) -> bool {
     if node.get(labels::VGPU_HOST_DRIVER_VERSION).is_some_and(|v| !v.is_empty()) {
@@ -104,8 +132,25 @@ pub fn patch(node: &BTreeMap<String, String>, keys: &[String]) -> BTreeMap<Strin
     changes
 }
 
-/// Agent functions that the admin has switched off on this node.
-pub fn disabled(node: &BTreeMap<String, String>) -> Vec<AgentFunction> {
+/// The driver's gate on a node whose host has a driver of its own: no driver pod, where one would be sent. And back, once
+/// the host has none any more.
+pub fn preinstalled(
+    node: &BTreeMap<String, String>,
+    keys: &[String],
+    driver: Option<DriverOrigin>,
+) -> Option<(String, Option<String>)> {
+    let gate = main_gate(WorkloadMode::Container);
+    let wanted = keys.contains(&gate);
+    let change = match (node.get(&gate).map(String::as_str), driver) {
+        (None | Some("" | "true"), Some(DriverOrigin::Host)) if wanted => PRE_INSTALLED,
+        (Some(PRE_INSTALLED), Some(DriverOrigin::Pod) | None) if wanted => "true",
+        (_, Some(DriverOrigin::Host | DriverOrigin::HostIdle | DriverOrigin::Pod) | None) => return None,
+    };
+    Some((gate, Some(change.to_owned())))
+}
+
+/// Agent functions that are off on this node: the admin has switched them off there, or the policy everywhere.
+pub fn disabled(node: &BTreeMap<String, String>, policy: &[AgentFunction]) -> Vec<AgentFunction> {
     [
         ("vfio-manager", AgentFunction::VfioManager),
         ("sandbox-device-plugin", AgentFunction::SandboxDevicePlugin),
@@ -113,7 +158,9 @@ pub fn disabled(node: &BTreeMap<String, String>) -> Vec<AgentFunction> {
         ("vgpu-device-manager", AgentFunction::VgpuDeviceManager),
     ]
     .into_iter()
-    .filter(|(suffix, _)| node.get(&key(suffix)).is_some_and(|value| value == "false"))
+    .filter(|(suffix, function)| {
+        policy.contains(function) || node.get(&key(suffix)).is_some_and(|value| value == "false")
+    })
     .map(|(_, function)| function)
     .collect()
 }
@@ -165,6 +212,24 @@ mod tests {
     }
 
     #[test]
+    fn a_host_with_a_driver_of_its_own_gets_no_driver_pod_and_gets_one_once_it_has_none() {
+        let keys = wanted(WorkloadMode::Container, SandboxMode::KubeVirt, &node(&[]));
+        let gate = main_gate(WorkloadMode::Container);
+        let to =
+            |labels: &[(&str, &str)], driver| preinstalled(&node(labels), &keys, driver).and_then(|(_, value)| value);
+        let host = Some(DriverOrigin::Host);
+        assert_eq!(to(&[], host).as_deref(), Some(PRE_INSTALLED));
+        assert_eq!(to(&[(&gate, "true")], host).as_deref(), Some(PRE_INSTALLED));
+        assert_eq!(to(&[(&gate, "false")], host), None, "an admin's word stays");
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], host), None);
+        // After a boot its module may come later.
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], Some(DriverOrigin::HostIdle)), None);
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], None).as_deref(), Some("true"));
+        assert_eq!(to(&[(&gate, "true")], Some(DriverOrigin::Pod)), None);
+        assert_eq!(preinstalled(&node(&[(&gate, "true")]), &[], host), None, "a node of VMs has no such gate");
+    }
+
+    #[test]
     fn a_settled_node_is_not_written_again() {
         let labels = applied(node(&[]), WorkloadMode::VmPassthrough);
         assert!(patch(&labels, &wanted(WorkloadMode::VmPassthrough, SandboxMode::KubeVirt, &labels)).is_empty());
@@ -188,5 +253,37 @@ mod tests {
         assert!(!mig(&[(labels::GPU_PRODUCT, "NVIDIA-A100-SXM4-80GB"), (labels::MIG_CAPABLE, "false")]));
         assert!(!mig(&[(labels::MIG_CAPABLE, "true"), (labels::VGPU_HOST_DRIVER_VERSION, "550.90")]));
         assert!(!mig(&[]));
+    }
+
+    #[test]
+    fn a_mig_capable_container_node_without_a_layout_gets_the_policys_and_one_that_has_one_keeps_it() {
+        let capable = [(labels::MIG_CAPABLE, "true")];
+        let layout = |labels: &[(&str, &str)], mode| mig_layout(mode, &node(labels), Some("all-disabled"));
+        let set = Some((labels::MIG_CONFIG.to_owned(), Some("all-disabled".to_owned())));
+        assert_eq!(layout(&capable, WorkloadMode::Container), set);
+        assert_eq!(layout(&capable, WorkloadMode::VmPassthrough), None);
+        assert_eq!(layout(&[], WorkloadMode::Container), None);
+        let own = [(labels::MIG_CAPABLE, "true"), (labels::MIG_CONFIG, "all-1g.10gb")];
+        assert_eq!(layout(&own, WorkloadMode::Container), None);
+        assert_eq!(mig_layout(WorkloadMode::Container, &node(&capable), None), None);
+    }
+
+    #[test]
+    fn a_host_is_labelled_with_what_it_runs_and_keeps_that_when_it_does_not_say() {
+        let ubuntu = HostFacts { os: "ubuntu24.04".to_owned(), kernel: "6.8.0+1".to_owned(), ..HostFacts::default() };
+        let set: BTreeMap<_, _> = host(&node(&[]), &ubuntu).collect();
+        assert_eq!(set[labels::OS].as_deref(), Some("ubuntu24.04"));
+        assert_eq!(set[labels::KERNEL].as_deref(), Some("6.8.0_1"));
+        let labelled = node(&[(labels::OS, "ubuntu24.04"), (labels::KERNEL, "6.8.0_1")]);
+        assert_eq!(host(&labelled, &ubuntu).count(), 0);
+        assert_eq!(host(&labelled, &HostFacts::default()).count(), 0);
+    }
+
+    #[test]
+    fn a_function_is_off_by_the_nodes_label_or_by_the_policy() {
+        let label = node(&[("nvidia.com/gpu.deploy.vfio-manager", "false")]);
+        assert_eq!(disabled(&label, &[]), [AgentFunction::VfioManager]);
+        assert_eq!(disabled(&node(&[]), &[AgentFunction::SandboxDevicePlugin]), [AgentFunction::SandboxDevicePlugin]);
+        assert_eq!(disabled(&label, &[AgentFunction::VfioManager]), [AgentFunction::VfioManager]);
     }
 }

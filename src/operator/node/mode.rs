@@ -2,10 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use crds::{WorkloadMode, labels, v1alpha1::ResourceAlias};
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{AgentFunction, GPUNode, ResourceAlias},
+};
 
 use super::gates::SandboxMode;
-use crate::cluster::events::Notice;
+use crate::{
+    cluster::events::Notice,
+    operator::{transition::rules::Rules, vgpu},
+};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +23,36 @@ pub struct NodePolicy {
     pub teardown: bool,
     /// Resource names that agents use in place of their own.
     pub aliases: Vec<ResourceAlias>,
+    /// Agent functions that the policy switches off on every node.
+    pub disabled: Vec<AgentFunction>,
+    /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
+    pub mig_default: Option<&'static str>,
+    /// Container nodes are checked: verdicts of theirs count.
+    pub checks: bool,
+    /// Container nodes are given a driver, unless they have one of their own.
+    pub driver: bool,
+    /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
+    pub vgpu: Option<vgpu::LayoutSource>,
+    /// How nodes change.
+    pub rules: Rules,
+}
+
+impl NodePolicy {
+    /// A policy that asks for nothing but modes.
+    pub fn new(name: String, sandbox: Sandbox) -> Self {
+        Self {
+            name,
+            sandbox,
+            teardown: false,
+            aliases: Vec::new(),
+            disabled: Vec::new(),
+            mig_default: None,
+            checks: false,
+            driver: false,
+            vgpu: None,
+            rules: Rules::default(),
+        }
+    }
 }
 
 /// `spec.sandboxWorkloads`.
@@ -89,12 +125,18 @@ pub fn effective(node: &BTreeMap<String, String>, policy: &NodePolicy) -> (Workl
     }
 }
 
+/// Whether the node serves another mode than it should be in.
+pub fn changes(node: &BTreeMap<String, String>, policy: &NodePolicy, gpu_node: Option<&GPUNode>) -> bool {
+    let operator = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()?.operator.as_ref());
+    operator.and_then(|operator| operator.serving).is_some_and(|serving| serving != effective(node, policy).0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn policy(sandbox: Sandbox) -> NodePolicy {
-        NodePolicy { name: "cluster-policy".to_owned(), sandbox, teardown: false, aliases: Vec::new() }
+        NodePolicy::new("cluster-policy".to_owned(), sandbox)
     }
 
     fn on(default: WorkloadMode) -> NodePolicy {

@@ -17,6 +17,7 @@ use k8s_openapi::api::{
 };
 use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
 
+use super::validate::{Host, LiveSet};
 use crate::operator::world::World;
 
 /// The oldest ClusterPolicy rules; the others are ignored.
@@ -44,16 +45,33 @@ pub struct Dereferenced {
 }
 
 impl Dereferenced {
-    /// Operating systems of the nodes that have a GPU, as in `ubuntu24.04`.
-    pub fn operating_systems(&self) -> BTreeSet<String> {
+    /// What the nodes that have a GPU run.
+    pub fn hosts(&self) -> BTreeSet<Host> {
         let agents = self.with_gpus().filter_map(|node| node.status.as_ref()?.agent.as_ref());
-        agents.map(|agent| agent.host.os.clone()).filter(|os| !os.is_empty()).collect()
+        let hosts = agents.map(|agent| Host { os: agent.host.os.clone(), kernel: agent.host.kernel.clone() });
+        hosts.filter(|host| !host.os.is_empty()).collect()
+    }
+
+    /// DaemonSets of ours that bring a driver: whom they are for, and whether a node of these labels wants them.
+    pub fn drivers(&self, nodes: &[&BTreeMap<String, String>]) -> BTreeMap<String, LiveSet> {
+        let drivers = self.daemon_sets.iter().filter(|set| set.labels().contains_key(labels::OS));
+        drivers.map(|set| (set.name_any(), live_set(set, nodes))).collect()
     }
 
     pub fn with_gpus(&self) -> impl Iterator<Item = &GPUNode> {
         self.gpu_nodes.iter().filter(|node| {
             node.status.as_ref().and_then(|status| status.agent.as_ref()).is_some_and(|agent| !agent.gpus.is_empty())
         })
+    }
+}
+
+fn live_set(set: &DaemonSet, nodes: &[&BTreeMap<String, String>]) -> LiveSet {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let selector = pod.and_then(|pod| pod.node_selector.clone()).unwrap_or_default();
+    LiveSet {
+        os: set.labels().get(labels::OS).cloned(),
+        precompiled: set.labels().contains_key(labels::KERNEL),
+        wanted: nodes.iter().any(|node| selector.iter().all(|(key, value)| node.get(key) == Some(value))),
     }
 }
 

@@ -53,8 +53,11 @@ pub(super) async fn facts(
     found: &Dereferenced,
     installation: &Installation,
 ) -> Result<Facts, Error> {
+    let nodes = world.nodes.state();
+    let node_labels: Vec<&BTreeMap<String, String>> = nodes.iter().map(|node| node.labels()).collect();
     Ok(Facts {
-        systems: found.operating_systems(),
+        hosts: found.hosts(),
+        live: found.drivers(&node_labels),
         runtimes: runtimes.of(client, world, found).await?,
         config_maps: found.keys.clone(),
         service_monitors: found.service_monitors,

@@ -8,10 +8,12 @@ use serde::Serialize;
 
 use super::{
     instance::{Instance, Progress},
-    spelling,
     supply::{self, Standing},
 };
-use crate::operator::kubevirt::{Device, Permitted};
+use crate::operator::{
+    kubevirt::{Device, Permitted},
+    spelling,
+};
 
 /// What is known when the question is asked.
 pub struct Facts<'a> {

@@ -13,7 +13,6 @@ mod follow;
 mod instance;
 mod instances;
 pub mod look;
-mod spelling;
 mod supply;
 #[cfg(test)]
 mod tests;

@@ -42,7 +42,8 @@ pub struct Count {
 pub fn count(node: &GPUNode, resource: &str) -> Count {
     let Some(agent) = agent(node) else { return Count::default() };
     let of = gpus(agent, resource);
-    let serves = mode(node) == Some(WorkloadMode::VmPassthrough) && phase(node) == NodePhase::Steady;
+    let steady = matches!(phase(node), NodePhase::Steady | NodePhase::Waiting);
+    let serves = mode(node) == Some(WorkloadMode::VmPassthrough) && steady;
     let free = of.iter().filter(|gpu| serves && unusable(agent, gpu).is_none() && gpu.holders.is_empty()).count();
     Count { free, all: of.len() }
 }
@@ -63,7 +64,7 @@ pub fn standing(node: &GPUNode, asks: &BTreeMap<String, usize>) -> Standing {
             let why = operator(node).map_or("", |operator| operator.message.as_str());
             return Standing::InTransition(format!("{name} is changing its mode: {why}"));
         }
-        NodePhase::Steady | NodePhase::Refused => {}
+        NodePhase::Steady | NodePhase::Waiting | NodePhase::Refused => {}
     }
     match mode(node) {
         Some(WorkloadMode::VmPassthrough) => {}

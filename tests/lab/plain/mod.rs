@@ -4,6 +4,7 @@ mod agent;
 mod bindings;
 mod interrupted;
 mod refusals;
+mod vgpu;
 
 use std::{
     collections::BTreeMap,
@@ -220,6 +221,7 @@ impl Plain {
         let shell = r#"
             cd /sys/bus/pci
             killall -q -9 gpuvirt switch hide hold kubelet
+            [ ! -d /sys/module/nvidia_vgpu_vfio ] || rmmod nvidia_vgpu_vfio
             echo >/sys/module/pciid/parameters/gone
             echo 1 >rescan
             for d in devices/*; do

@@ -120,6 +120,7 @@ fn gpu(n: u32) -> Device {
         others: vec![],
         path: vec![],
         egm: None,
+        partition: None,
     }
 }
 

@@ -8,8 +8,10 @@ mod driver;
 #[cfg(test)]
 mod fields;
 mod gfd;
+mod kata;
 mod mig;
 mod monitor;
+mod node_status;
 #[cfg(test)]
 mod parity;
 mod pod;
@@ -19,6 +21,8 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_layouts;
+mod vgpu_manager;
 
 use std::collections::BTreeMap;
 
@@ -28,8 +32,13 @@ use k8s_openapi::api::{
     node::v1::RuntimeClass,
 };
 
-pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
+pub use self::{
+    device_plugin::{MPS, NAME as DEVICE_PLUGIN},
+    monitor::{NAMES as MONITORS, ServiceMonitor},
+    toolkit::NAME as TOOLKIT,
+};
 use super::validate::{Settings, Wish};
+use crate::operator::vgpu;
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,20 +60,25 @@ pub struct Operands {
     pub daemon_sets: Vec<DaemonSet>,
     pub services: Vec<Service>,
     pub runtime_classes: Vec<RuntimeClass>,
-    pub monitor: Option<ServiceMonitor>,
+    pub monitors: Vec<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
-    pub kept: Vec<&'static str>,
+    pub kept: Vec<String>,
 }
+
+/// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
 
 pub const AGENT: &str = "gpuvirt-agent";
 
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
     let stacked = &settings.stacked;
-    operands.add(&settings.driver, &[driver::NAME, driver::PROBE_SCRIPT], |operands, driver| {
+    operands.add(&settings.drivers.wish, &[driver::PROBE_SCRIPT], |operands, drivers| {
         operands.config_maps.push(driver::startup_probe_script(settings, installation));
-        operands.daemon_sets.push(driver::daemon_set(settings, driver, installation));
+        let sets = drivers.iter().map(|driver| driver::daemon_set(settings, driver, installation));
+        operands.daemon_sets.extend(sets);
     });
+    operands.kept.extend(settings.drivers.kept.clone());
     if stacked.any {
         operands.runtime_classes = runtime_classes::runtime_classes(settings);
         operands.daemon_sets.push(validator::daemon_set(settings, installation));
@@ -73,7 +87,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.config_maps.push(toolkit::script(settings, installation));
         operands.daemon_sets.push(toolkit::daemon_set(settings, toolkit, installation));
     });
-    let plugin = [device_plugin::NAME, device_plugin::ENTRYPOINT, device_plugin::MPS];
+    let plugin = [DEVICE_PLUGIN, device_plugin::ENTRYPOINT, MPS];
     operands.add(&stacked.device_plugin, &plugin, |operands, plugin| {
         operands.config_maps.push(device_plugin::script(settings, installation));
         operands.daemon_sets.push(device_plugin::daemon_set(settings, plugin, installation));
@@ -89,8 +103,8 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     operands.add(&stacked.dcgm_exporter, &[dcgm::EXPORTER], |operands, exporter| {
         operands.daemon_sets.push(dcgm::exporter(settings, exporter, installation));
         operands.services.push(dcgm::exporter_service(settings, exporter, installation));
-        operands.monitor =
-            exporter.monitor.as_ref().map(|monitor| monitor::of_exporter(settings, monitor, installation));
+        let monitor = exporter.monitor.as_ref();
+        operands.monitors.extend(monitor.map(|monitor| monitor::of_exporter(settings, monitor, installation)));
     });
     operands.add(
         &stacked.mig_manager,
@@ -100,6 +114,28 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    if let Some(exporter) = &stacked.node_status {
+        operands.daemon_sets.push(node_status::daemon_set(settings, exporter, installation));
+        operands.services.push(node_status::service(settings, installation));
+        operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
+    }
+    let sandboxed = &settings.sandboxed;
+    operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
+        let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
+        operands.daemon_sets.extend(sets);
+    });
+    operands.kept.extend(sandboxed.vgpu_managers.kept.clone());
+    operands.add(&sandboxed.kata_plugin, &[kata::PLUGIN], |operands, plugin| {
+        operands.daemon_sets.push(kata::plugin(settings, plugin, installation));
+    });
+    operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
+        operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
+    operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
+        if source.config_map.is_none() {
+            operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
+        }
+    });
     operands
 }
 
@@ -109,7 +145,7 @@ impl Operands {
         match wish {
             Wish::Wanted(wanted) => build(self, wanted),
             Wish::NotWanted => {}
-            Wish::Unknown => self.kept.extend(names),
+            Wish::Unknown => self.kept.extend(names.iter().map(|name| (*name).to_owned())),
         }
     }
 }

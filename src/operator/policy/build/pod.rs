@@ -82,6 +82,15 @@ pub(super) fn part_of(set: &mut DaemonSet, what: &str) {
     }
 }
 
+/// One of the peer's operands is selected by the label `name`.
+pub(super) fn by_name(set: &mut DaemonSet) {
+    let name: BTreeMap<_, _> = [("name".to_owned(), set.metadata.name.clone().unwrap_or_default())].into();
+    if let Some(spec) = set.spec.as_mut() {
+        spec.selector.match_labels = Some(name.clone());
+        spec.template.metadata.get_or_insert_default().labels.get_or_insert_default().extend(name);
+    }
+}
+
 fn owned(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
 }

@@ -9,7 +9,10 @@ use crds::{
 };
 
 use super::{Installation, Operands, build};
-use crate::operator::policy::validate::{Facts, tests::driver_only, validate};
+use crate::operator::policy::validate::{
+    tests::{driver_only, of_systems},
+    validate,
+};
 
 pub(super) fn installation() -> Installation {
     Installation {
@@ -22,7 +25,7 @@ pub(super) fn installation() -> Installation {
 }
 
 fn built(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> Operands {
-    let facts = Facts { systems: ["ubuntu24.04".to_owned()].into(), ..Facts::default() };
+    let facts = of_systems(&["ubuntu24.04"]);
     build(&validate(policy, config, &facts).settings, &installation())
 }
 
@@ -61,4 +64,21 @@ fn a_user_can_add_labels_and_cannot_replace_ours() {
     let template = operands.daemon_sets[1].spec.as_ref().unwrap().template.metadata.as_ref().unwrap();
     let labels = template.labels.as_ref().unwrap();
     assert_eq!((labels["team"].as_str(), labels["app"].as_str()), ("gpu", "nvidia-driver-daemonset"));
+}
+
+#[test]
+fn sets_of_two_systems_share_a_value_of_app_and_neither_pods_nor_nodes() {
+    let validated = validate(&driver_only(), &GPUVirtConfigSpec::default(), &of_systems(&["rhel9.4", "ubuntu24.04"]));
+    let operands = build(&validated.settings, &installation());
+    let sets: Vec<_> = operands.daemon_sets.iter().skip(1).collect();
+    let names: Vec<_> = sets.iter().map(|set| set.metadata.name.as_deref().unwrap()).collect();
+    assert_eq!(names, ["nvidia-driver-daemonset", "nvidia-driver-daemonset-ubuntu24.04"]);
+    let spec = |n: usize| sets[n].spec.as_ref().unwrap();
+    let pod_labels = |n| spec(n).template.metadata.as_ref().unwrap().labels.as_ref().unwrap();
+    assert_eq!(pod_labels(0)["app"], pod_labels(1)["app"]);
+    let selector = spec(1).selector.match_labels.as_ref().unwrap();
+    assert!(selector.iter().all(|(key, value)| pod_labels(1).get(key) == Some(value)));
+    assert!(selector.iter().any(|(key, value)| pod_labels(0).get(key) != Some(value)), "its own pods only");
+    let system = |n| &spec(n).template.spec.as_ref().unwrap().node_selector.as_ref().unwrap()["gpuvirt.io/os"];
+    assert_eq!((system(0).as_str(), system(1).as_str()), ("rhel9.4", "ubuntu24.04"));
 }

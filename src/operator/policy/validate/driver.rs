@@ -3,10 +3,16 @@
 use crds::v1::{self, ClusterPolicySpec, ContainerProbe, KernelModuleType};
 use k8s_openapi::api::core::v1::EnvVar;
 
-use super::{Facts, Problem, Runtime, Wish, container, container::Container, container::Image, given};
+use super::{
+    Drivers, Facts, Problem, Runtime, Wish, container,
+    container::{Container, Image},
+    given,
+    pools::{self, Pool},
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Driver {
+    pub pool: Pool,
     pub container: Container,
     pub secret_env: Option<String>,
     pub kernel_module_type: KernelModuleType,
@@ -59,33 +65,52 @@ pub enum Subscription {
     Suse,
 }
 
-pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Driver>, Problem> {
+/// Name of the driver's first `DaemonSet`, and what those of further pools begin with.
+pub const DRIVER: &str = "nvidia-driver-daemonset";
+
+pub(super) fn drivers(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Drivers<Driver> {
     let driver = &spec.driver;
     if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
-        return Ok(Wish::NotWanted);
+        return Drivers { wish: Wish::NotWanted, kept: Vec::new() };
     }
-    let systems: Vec<&str> = facts.systems.iter().map(String::as_str).collect();
-    if systems.len() > 1 {
-        return Err(Problem {
-            reason: "SeveralOperatingSystems",
-            message: format!(
-                "GPU nodes run {}, and this version brings the driver to one operating system: install the driver on the hosts and set spec.driver.enabled to false",
-                systems.join(" and ")
-            ),
-        });
-    }
-    let os = systems.first().copied();
+    Drivers::of(DRIVER, wanted(spec, facts), |driver| &driver.pool, facts, problems)
+}
+
+fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Vec<Driver>, Problem> {
+    let precompiled = spec.driver.use_precompiled.unwrap_or(false);
     // The triple is judged also while there is no node to run it on.
-    let container = container::container("driver", &driver.component.container, os, facts)?;
-    let gds = sidecar("gds", &spec.gds, os, facts)?;
-    let gdrcopy = sidecar("gdrcopy", &spec.gdrcopy, os, facts)?;
-    let (Some(os), false) = (os, driver.use_precompiled.unwrap_or(false)) else {
-        return Ok(Wish::Unknown);
+    container::container("driver", &spec.driver.component.container, None, facts)?;
+    if precompiled {
+        is_branch(spec.driver.component.container.image.version.as_deref())?;
+    }
+    let pools = match precompiled {
+        true => pools::by_kernel(DRIVER, facts),
+        false => pools::by_system(DRIVER, facts),
     };
+    pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect()
+}
+
+/// Images of precompiled drivers are tagged with a branch (`595`), the kernel and the operating system.
+fn is_branch(version: Option<&str>) -> Result<(), Problem> {
+    match given(version) {
+        Some(version) if !version.starts_with("sha256:") && version.contains('.') => Err(Problem {
+            reason: "InvalidDriverVersion",
+            message: format!(
+                "spec.driver.version: {version} is no branch, and precompiled drivers come in branches: set it to {}, or spec.driver.usePrecompiled to false",
+                version.split('.').next().unwrap_or_default()
+            ),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn of_pool(spec: &ClusterPolicySpec, pool: Pool, facts: &Facts) -> Result<Driver, Problem> {
+    let driver = &spec.driver;
+    let suffix = pool.suffix();
     let rdma = &driver.gpu_direct_rdma;
-    let distribution = Distribution::of(os);
-    Ok(Wish::Wanted(Box::new(Driver {
-        container,
+    let distribution = Distribution::of(&pool.os);
+    Ok(Driver {
+        container: container::container("driver", &driver.component.container, Some(&suffix), facts)?,
         secret_env: given(driver.secret_env.as_deref()).map(str::to_owned),
         kernel_module_type: kernel_module_type(driver),
         startup_probe: driver.startup_probe.clone().unwrap_or_default(),
@@ -96,11 +121,12 @@ pub(super) fn driver(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Wish<Dri
             (true, false) => Rdma::On,
             (true, true) => Rdma::WithHostMofed,
         },
-        gds,
-        gdrcopy,
+        gds: sidecar("gds", &spec.gds, Some(&pool.os), facts)?,
+        gdrcopy: sidecar("gdrcopy", &spec.gdrcopy, Some(&pool.os), facts)?,
         files: files(driver, distribution, facts)?,
         subscription: subscription(distribution, facts),
-    })))
+        pool,
+    })
 }
 
 fn sidecar(
@@ -186,27 +212,42 @@ fn files(driver: &v1::Driver, distribution: Distribution, facts: &Facts) -> Resu
             paths: vec![("nvidia-topologyd.conf".to_owned(), "/etc/nvidia-topologyd/nvidia-topologyd.conf".to_owned())],
         });
     }
+    files.extend(kernel_modules("driver.kernelModuleConfig.name", driver.kernel_module_config.name.as_deref(), facts)?);
     let whole = [
-        ("driver.kernelModuleConfig.name", driver.kernel_module_config.name.as_deref(), Some("/drivers")),
         ("driver.repoConfig.configMapName", driver.repo_config.config_map_name.as_deref(), distribution.repositories()),
         ("driver.certConfig.name", driver.cert_config.name.as_deref(), distribution.certificates()),
     ];
     for (field, name, directory) in whole {
-        let Some(name) = given(name) else { continue };
-        let directory = directory.ok_or_else(|| Problem {
-            reason: "UnknownDistribution",
-            message: format!(
-                "spec.{field}: it is not known where this operating system keeps such files; leave it empty and put them into the driver image"
-            ),
-        })?;
-        let keys = facts.keys(field, name)?;
-        files.push(Files {
-            volume: name.to_owned(),
-            source: Source::ConfigMap(name.to_owned()),
-            paths: keys.into_iter().map(|key| (key.clone(), format!("{directory}/{key}"))).collect(),
-        });
+        files.extend(whole_map(field, name, directory, facts)?);
     }
     Ok(files)
+}
+
+/// Files with kernel module parameters, where driver images look for them.
+pub(super) fn kernel_modules(field: &str, name: Option<&str>, facts: &Facts) -> Result<Option<Files>, Problem> {
+    whole_map(field, name, Some("/drivers"), facts)
+}
+
+/// Every key of a ConfigMap as a file of `directory`.
+fn whole_map(
+    field: &str,
+    name: Option<&str>,
+    directory: Option<&str>,
+    facts: &Facts,
+) -> Result<Option<Files>, Problem> {
+    let Some(name) = given(name) else { return Ok(None) };
+    let directory = directory.ok_or_else(|| Problem {
+        reason: "UnknownDistribution",
+        message: format!(
+            "spec.{field}: it is not known where this operating system keeps such files; leave it empty and put them into the driver image"
+        ),
+    })?;
+    let keys = facts.keys(field, name)?;
+    Ok(Some(Files {
+        volume: name.to_owned(),
+        source: Source::ConfigMap(name.to_owned()),
+        paths: keys.into_iter().map(|key| (key.clone(), format!("{directory}/{key}"))).collect(),
+    }))
 }
 
 fn licensing(config: &v1::LicensingConfig) -> Option<Files> {

@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Problem;
+use super::{Problem, pools::LiveSet};
+use crate::operator::host::os_tag;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// Operating systems of the nodes with GPUs, as agents report them: `ubuntu24.04`.
-    pub systems: BTreeSet<String>,
+    /// What the nodes with GPUs run, as agents report it.
+    pub hosts: BTreeSet<Host>,
+    /// DaemonSets of ours that bring a driver, by name.
+    pub live: BTreeMap<String, LiveSet>,
     /// Container runtimes of the nodes with GPUs, as their kubelets say it: `containerd://2.1.0`.
     pub runtimes: BTreeSet<String>,
     /// ConfigMaps of the operator's namespace, with their keys.
@@ -16,6 +19,21 @@ pub struct Facts {
     pub images: BTreeMap<String, String>,
     /// Whether the cluster has the Prometheus operator's type.
     pub service_monitors: bool,
+}
+
+/// One kind of node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Host {
+    /// As in `ubuntu24.04`.
+    pub os: String,
+    /// `uname -r`.
+    pub kernel: String,
+}
+
+impl Host {
+    pub fn tag(&self) -> String {
+        os_tag(&self.os)
+    }
 }
 
 /// How a node runs containers.

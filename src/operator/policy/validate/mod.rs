@@ -4,15 +4,18 @@ mod common;
 mod container;
 mod driver;
 mod facts;
+mod pools;
+mod sandbox;
 mod stack;
 #[cfg(test)]
 pub(super) mod tests;
 mod toolkit;
+mod vgpu;
 
 use crds::{
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, SandboxMode},
-    v1alpha1::{Discovery, GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, Discovery, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::ResourceExt;
@@ -20,14 +23,22 @@ use kube::ResourceExt;
 pub use self::{
     common::{Common, Rollout},
     container::{Container, Image},
-    driver::{Driver, Files, Rdma, Sidecar, Source, Subscription},
-    facts::{Facts, Runtime},
-    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
+    facts::{Facts, Host, Runtime},
+    pools::{LiveSet, Pool},
+    sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
+    stack::{
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, NodeStatus, Stack, Stacked,
+    },
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::node::{
-    gates,
-    mode::{NodePolicy, Sandbox},
+use crate::operator::transition::rules::Rules;
+use crate::operator::{
+    node::{
+        gates,
+        mode::{NodePolicy, Sandbox},
+    },
+    vgpu::LayoutSource,
 };
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
@@ -44,9 +55,42 @@ pub struct Settings {
     pub policy: String,
     pub common: Common,
     pub agent: Agent,
-    pub driver: Wish<Driver>,
+    pub drivers: Drivers<Driver>,
     pub stack: Stack,
     pub stacked: Stacked,
+    pub sandboxed: Sandboxed,
+    /// Of which the operator shows its own.
+    pub vgpu_layouts: Wish<LayoutSource>,
+}
+
+/// Drivers of one kind, one a pool of nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drivers<T> {
+    pub wish: Wish<Vec<T>>,
+    /// Names of sets that are not asked for any more, and that a node still wants.
+    pub kept: Vec<String>,
+}
+
+impl<T> Drivers<T> {
+    /// Without a pool nothing is known: no node has reported.
+    fn of(
+        base: &str,
+        wanted: Result<Vec<T>, Problem>,
+        pool: fn(&T) -> &Pool,
+        facts: &Facts,
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let wish = wanted.map(|all| if all.is_empty() { Wish::Unknown } else { Wish::Wanted(Box::new(all)) });
+        let wish = Wish::or_problem(wish, problems);
+        let kept = match &wish {
+            Wish::Wanted(all) => {
+                pools::kept(base, Some(&all.iter().map(|one| pool(one).clone()).collect::<Vec<_>>()), facts)
+            }
+            Wish::Unknown => pools::kept(base, None, facts),
+            Wish::NotWanted => Vec::new(),
+        };
+        Self { wish, kept }
+    }
 }
 
 /// Whether an operand is ours to bring. Removal needs proof: only [`Wish::NotWanted`] takes a running one away.
@@ -99,17 +143,43 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+        disabled: switched_off(&policy.spec),
+        mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
+        vgpu: vgpu::source(&policy.spec),
+        rules: rules(config).unwrap_or_default(),
     }
+}
+
+/// Functions of the agent that stand for operands of the peer: an operand that is off is off on every node.
+fn switched_off(spec: &ClusterPolicySpec) -> Vec<AgentFunction> {
+    [
+        (&spec.vfio_manager.component, AgentFunction::VfioManager),
+        (&spec.sandbox_device_plugin, AgentFunction::SandboxDevicePlugin),
+        (&spec.vgpu_device_manager.component, AgentFunction::VgpuDeviceManager),
+    ]
+    .into_iter()
+    .filter(|(component, _)| !component.is_enabled(true))
+    .map(|(_, function)| function)
+    .collect()
+}
+
+/// The schema knows one layout to start from, and none.
+fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
+    let manager = &spec.mig_manager;
+    (manager.component.is_enabled(true) && manager.config.default == "all-disabled").then_some("all-disabled")
 }
 
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {
     let spec = &policy.spec;
     let mut problems = not_built(spec);
     problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    problems.extend(without_effect(config));
-    let driver = Wish::or_problem(driver::driver(spec, facts), &mut problems);
+    let drivers = driver::drivers(spec, facts, &mut problems);
+    problems.extend(rules(config).err());
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
+    let sandboxed = sandbox::sandboxed(spec, facts, &mut problems);
     let settings = Settings {
         policy: policy.name_any(),
         common: common::common(&spec.daemonsets, &spec.host_paths),
@@ -118,9 +188,11 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
             resync_seconds: config.resync_seconds,
             resources: (&spec.vfio_manager.component.container.resources).into(),
         },
-        driver,
+        drivers,
         stack,
         stacked,
+        sandboxed,
+        vgpu_layouts: vgpu::layouts(spec, facts, &mut problems),
     };
     Validated { settings, problems }
 }
@@ -136,32 +208,18 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
-/// Settings that are accepted for a later version.
-fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
-    let default = GPUVirtConfigSpec::default();
-    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
-    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    (!set.is_empty()).then(|| Problem {
-        reason: "SettingNotSupported",
+fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
+    Rules::new(config.evict, &config.budget).map_err(|error| Problem {
+        reason: "InvalidBudget",
         message: format!(
-            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
-            set.join(" and ")
+            "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
 }
 
 /// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
 fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let sandbox = spec.sandbox_workloads.is_enabled();
-    let kata = spec.sandbox_workloads.mode == SandboxMode::Kata;
-    let asked = [
-        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
-        ("vgpuManager", sandbox && spec.vgpu_manager.component.is_enabled(false)),
-        ("kataSandboxDevicePlugin", sandbox && kata && spec.kata_sandbox_device_plugin.is_enabled(true)),
-        ("ccManager", sandbox && kata && spec.cc_manager.component.is_enabled(false)),
-        ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
-        ("driver.usePrecompiled", spec.driver.use_precompiled.unwrap_or(false)),
-    ];
+    let asked = [("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false))];
     let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
     if asked.is_empty() {
         return Vec::new();

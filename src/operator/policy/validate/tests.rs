@@ -2,11 +2,11 @@
 
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
-    v1alpha1::{GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, Budget, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Driver, Facts, Rollout, Validated, Wish, node_policy, validate};
+use super::{Driver, Facts, Host, Rollout, Rules, Validated, Wish, node_policy, validate};
 
 /// A policy with which nothing is wrong, for nodes of every mode.
 fn valid() -> ClusterPolicy {
@@ -38,8 +38,8 @@ pub(in crate::operator::policy) fn driver_only() -> ClusterPolicy {
 }
 
 fn wanted(validated: &Validated) -> &Driver {
-    match &validated.settings.driver {
-        Wish::Wanted(driver) => driver,
+    match &validated.settings.drivers.wish {
+        Wish::Wanted(drivers) => &drivers[0],
         other @ (Wish::NotWanted | Wish::Unknown) => panic!("no driver: {other:?}"),
     }
 }
@@ -48,8 +48,9 @@ fn ubuntu() -> Facts {
     of_systems(&["ubuntu24.04"])
 }
 
-fn of_systems(systems: &[&str]) -> Facts {
-    Facts { systems: systems.iter().map(|os| (*os).to_owned()).collect(), ..Facts::default() }
+pub(in crate::operator::policy) fn of_systems(systems: &[&str]) -> Facts {
+    let hosts = systems.iter().map(|os| Host { os: (*os).to_owned(), kernel: String::new() });
+    Facts { hosts: hosts.collect(), ..Facts::default() }
 }
 
 fn checked(change: impl FnOnce(&mut ClusterPolicySpec)) -> Validated {
@@ -70,7 +71,7 @@ fn a_partial_image_is_a_problem_and_the_agent_is_built_all_the_same() {
     let validated = checked(|spec| spec.driver.component.container.image.version = None);
     assert_eq!(validated.problems[0].reason, "InvalidImage");
     assert!(validated.problems[0].message.contains("spec.driver"), "{}", validated.problems[0].message);
-    assert_eq!(validated.settings.driver, Wish::Unknown, "what runs is not taken away by a typing error");
+    assert_eq!(validated.settings.drivers.wish, Wish::Unknown, "what runs is not taken away by a typing error");
 }
 
 #[test]
@@ -84,21 +85,45 @@ fn a_partial_image_is_a_problem_before_any_node_has_reported() {
 #[test]
 fn a_cluster_whose_nodes_have_not_reported_keeps_its_driver() {
     let validated = validate(&valid(), &GPUVirtConfigSpec::default(), &Facts::default());
-    assert_eq!((validated.problems, validated.settings.driver), (vec![], Wish::Unknown));
+    assert_eq!((validated.problems, validated.settings.drivers.wish), (vec![], Wish::Unknown));
 }
 
 #[test]
-fn nodes_of_two_operating_systems_are_a_problem_that_names_both() {
-    let os = of_systems(&["rhel9.4", "ubuntu24.04"]);
-    let message = &validate(&valid(), &GPUVirtConfigSpec::default(), &os).problems[0].message;
-    assert!(message.contains("rhel9.4 and ubuntu24.04"), "{message}");
+fn each_operating_system_has_its_driver_with_its_own_image() {
+    let validated = validate(&valid(), &GPUVirtConfigSpec::default(), &of_systems(&["rhel9.4", "ubuntu24.04"]));
+    assert_eq!(validated.problems, []);
+    let Wish::Wanted(drivers) = validated.settings.drivers.wish else { panic!("no drivers") };
+    let images: Vec<String> = drivers.iter().map(|driver| driver.container.image.reference.to_string()).collect();
+    assert_eq!(images, ["nvcr.io/nvidia/driver:595.91.07-rhel9.4", "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04"]);
+}
+
+#[test]
+fn a_precompiled_driver_needs_a_branch_and_has_an_image_for_each_kernel() {
+    let mut policy = valid();
+    policy.spec.driver.use_precompiled = Some(true);
+    let host = |kernel: &str| Host { os: "ubuntu24.04".to_owned(), kernel: kernel.to_owned() };
+    let facts = Facts { hosts: [host("6.8.0-31-generic"), host("6.8.0-32-generic")].into(), ..Facts::default() };
+    let of = |policy: &ClusterPolicy, facts: &Facts| validate(policy, &GPUVirtConfigSpec::default(), facts);
+    let whole = of(&policy, &facts);
+    assert_eq!((whole.problems[0].reason, whole.settings.drivers.wish), ("InvalidDriverVersion", Wish::Unknown));
+    assert!(whole.problems[0].message.contains("set it to 595"), "{}", whole.problems[0].message);
+    policy.spec.driver.component.container.image.version = Some("595".to_owned());
+    let Wish::Wanted(drivers) = of(&policy, &facts).settings.drivers.wish else { panic!("no drivers") };
+    let images: Vec<String> = drivers.iter().map(|driver| driver.container.image.reference.to_string()).collect();
+    let tag = |kernel: &str| format!("nvcr.io/nvidia/driver:595-{kernel}-ubuntu24.04");
+    assert_eq!(images, [tag("6.8.0-31-generic"), tag("6.8.0-32-generic")]);
+    let unknown = of(&policy, &ubuntu());
+    assert_eq!((unknown.problems, unknown.settings.drivers.wish), (vec![], Wish::Unknown), "no kernel is known yet");
 }
 
 #[test]
 fn an_operand_that_is_not_built_is_named() {
-    let validated = checked(|spec| spec.node_status_exporter.enabled = Some(true));
+    let validated = checked(|spec| {
+        spec.sandbox_workloads.enabled = Some(true);
+        spec.vgpu_manager.component.enabled = Some(true);
+    });
     assert_eq!(validated.problems[0].reason, "OperandNotSupported");
-    assert!(validated.problems[0].message.contains("nodeStatusExporter"), "{}", validated.problems[0].message);
+    assert!(validated.problems[0].message.contains("vgpuManager"), "{}", validated.problems[0].message);
 }
 
 #[test]
@@ -113,10 +138,13 @@ fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
 }
 
 #[test]
-fn a_setting_that_has_no_effect_yet_is_named() {
-    let config = GPUVirtConfigSpec { evict: crds::v1alpha1::Evict::Pods, ..GPUVirtConfigSpec::default() };
-    let problems = validate(&valid(), &config, &ubuntu()).problems;
-    assert!(problems[0].message.contains("evict"), "{}", problems[0].message);
+fn a_budget_that_is_no_share_is_named_and_nodes_change_one_at_a_time() {
+    let budget = Budget { max_unavailable: IntOrString::String("some".to_owned()), ..Budget::default() };
+    let config = GPUVirtConfigSpec { budget, ..GPUVirtConfigSpec::default() };
+    let problem = &validate(&valid(), &config, &ubuntu()).problems[0];
+    assert_eq!(problem.reason, "InvalidBudget");
+    assert!(problem.message.contains("\"some\""), "{}", problem.message);
+    assert_eq!(node_policy(&valid(), &config).rules, Rules::default());
 }
 
 #[test]
@@ -143,7 +171,7 @@ fn a_disabled_driver_needs_no_image() {
         spec.driver.component.enabled = Some(false);
         spec.driver.component.container.image = ImageSpec::default();
     });
-    assert_eq!((validated.problems, validated.settings.driver), (vec![], Wish::NotWanted));
+    assert_eq!((validated.problems, validated.settings.drivers.wish), (vec![], Wish::NotWanted));
 }
 
 #[test]
@@ -176,7 +204,7 @@ fn files_of_a_config_map_are_mounted_one_by_one_where_the_distribution_looks_for
     let validated = validate(&policy, &GPUVirtConfigSpec::default(), &facts);
     let path = &wanted(&validated).files[0].paths[0].1;
     assert_eq!(path, "/etc/apt/sources.list.d/custom.list");
-    facts.systems = ["talos1.11".to_owned()].into();
+    facts.hosts = of_systems(&["talos1.11"]).hosts;
     assert_eq!(validate(&policy, &GPUVirtConfigSpec::default(), &facts).problems[0].reason, "UnknownDistribution");
 }
 
@@ -261,4 +289,30 @@ fn a_file_of_the_runtime_must_be_an_absolute_path() {
     };
     assert_eq!(with("/var/lib/rancher/k3s/agent/etc/containerd/config.toml").problems, []);
     assert_eq!(with("config.toml").problems[0].reason, "InvalidToolkitFile");
+}
+
+#[test]
+fn an_operand_that_is_off_switches_the_agents_function_off_and_a_mig_default_needs_its_manager() {
+    let nodes = |change: fn(&mut ClusterPolicySpec)| {
+        let mut policy = valid();
+        change(&mut policy.spec);
+        node_policy(&policy, &GPUVirtConfigSpec::default())
+    };
+    assert_eq!(nodes(|_| {}).disabled, []);
+    assert_eq!(nodes(|spec| spec.vfio_manager.component.enabled = Some(false)).disabled, [AgentFunction::VfioManager]);
+    assert_eq!(
+        nodes(|spec| spec.sandbox_device_plugin.enabled = Some(false)).disabled,
+        [AgentFunction::SandboxDevicePlugin]
+    );
+    assert_eq!(
+        nodes(|spec| spec.vgpu_device_manager.component.enabled = Some(false)).disabled,
+        [AgentFunction::VgpuDeviceManager]
+    );
+    assert_eq!(nodes(|_| {}).mig_default, None, "its manager is off in this policy");
+    assert_eq!(nodes(|spec| spec.mig_manager.component.enabled = None).mig_default, Some("all-disabled"));
+    let left_alone = nodes(|spec| {
+        spec.mig_manager.component.enabled = None;
+        spec.mig_manager.config.default = String::new();
+    });
+    assert_eq!(left_alone.mig_default, None);
 }

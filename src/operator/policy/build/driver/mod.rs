@@ -1,7 +1,7 @@
 //! The NVIDIA driver of container nodes: the user's driver image, mounted and probed as the peer does it.
 
 mod sidecars;
-mod volumes;
+pub(super) mod volumes;
 
 use crds::{
     labels,
@@ -26,11 +26,16 @@ use super::{
     },
     stack::VALIDATIONS,
 };
-use crate::operator::policy::validate::{Driver, Rdma, Rollout, Settings};
+use crate::operator::{
+    host::label_value,
+    policy::validate::{DRIVER, Driver, Pool, Rdma, Rollout, Settings},
+};
 
-pub(super) const NAME: &str = "nvidia-driver-daemonset";
 const COMPONENT: &str = "nvidia-driver";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
+
+/// By what it is made of and how it is set.
+const DIGEST: &str = "DRIVER_CONFIG_DIGEST";
 
 /// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.
 const STARTUP_PROBE: &str = r#"#!/bin/sh
@@ -58,7 +63,7 @@ pub(super) fn startup_probe_script(settings: &Settings, installation: &Installat
         metadata: ObjectMeta {
             name: Some(PROBE_SCRIPT.to_owned()),
             namespace: Some(installation.namespace.clone()),
-            labels: Some(own_labels(NAME, COMPONENT, settings)),
+            labels: Some(own_labels(DRIVER, COMPONENT, settings)),
             ..ObjectMeta::default()
         },
         data: Some([("startup-probe.sh".to_owned(), STARTUP_PROBE.to_owned())].into()),
@@ -67,21 +72,49 @@ pub(super) fn startup_probe_script(settings: &Settings, installation: &Installat
 }
 
 pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &Installation) -> DaemonSet {
-    operand(
+    let pool = &driver.pool;
+    let precompiled = if pool.kernel.is_some() { "true" } else { "false" };
+    let mut set = operand(
         Operand {
-            name: NAME,
+            name: &pool.set,
             component: COMPONENT,
             node_selector: [(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
             // A new driver unloads the old one: that is a transition of the node, never a rollout.
             rollout: Rollout::OnDelete,
-            labels: &[("nvidia.com/precompiled", "false")],
+            labels: &[("nvidia.com/precompiled", precompiled)],
             annotations: [("kubectl.kubernetes.io/default-container".to_owned(), "nvidia-driver-ctr".to_owned())]
                 .into(),
             pod: pod(settings, driver, installation),
         },
         settings,
         installation,
-    )
+    );
+    select(&mut set, DRIVER, pool);
+    set
+}
+
+/// Keeps a set to its pool. The label selects also where all nodes run one system: with the first node of another one it
+/// would have to be added, and pods of a set that changes are out of date.
+pub(super) fn select(set: &mut DaemonSet, base: &str, pool: &Pool) {
+    let mut marks = vec![(labels::OS, pool.os.clone())];
+    marks.extend(pool.kernel_label().map(|kernel| (labels::KERNEL, kernel)));
+    let own = |marks: &[(&str, String)]| marks.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect::<Vec<_>>();
+    set.metadata.labels.get_or_insert_default().extend(own(&marks));
+    let spec = set.spec.as_mut().expect("an operand should have a spec");
+    let pod = spec.template.spec.as_mut().expect("an operand should have a pod");
+    pod.node_selector.get_or_insert_default().extend(own(&marks));
+    if pool.set == base {
+        return;
+    }
+    // All pods of a driver are found by one value of `app`; a set needs more to tell its own.
+    let by = own(&[(labels::APP, base.to_owned()), (labels::DRIVER_POOL, label_value(&pool.set))]);
+    for labels in [
+        &mut set.metadata.labels,
+        &mut spec.selector.match_labels,
+        &mut spec.template.metadata.get_or_insert_default().labels,
+    ] {
+        labels.get_or_insert_default().extend(by.clone());
+    }
 }
 
 fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> PodSpec {
@@ -90,7 +123,9 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         driver.gds.as_ref().map(|s| &s.image),
         driver.gdrcopy.as_ref().map(|s| &s.image),
     ];
-    let mut containers = vec![main(driver)];
+    let main = main(driver);
+    let prepare = prepare(&main, installation);
+    let mut containers = vec![main];
     containers.extend(sidecars::sidecars(driver));
     PodSpec {
         service_account_name: Some("nvidia-driver".to_owned()),
@@ -100,7 +135,7 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         host_network: driver.container.host_network.then_some(true),
         dns_policy: driver.container.host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
         image_pull_secrets: pull_secrets(images.into_iter().flatten()),
-        init_containers: Some(vec![prepare(installation)]),
+        init_containers: Some(vec![prepare]),
         containers,
         volumes: Some(volumes::volumes(settings, driver)),
         ..PodSpec::default()
@@ -129,14 +164,22 @@ fn alone() -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-fn prepare(installation: &Installation) -> Container {
+pub(super) fn prepare(main: &Container, installation: &Installation) -> Container {
+    let mut variables = vec![env("LOG_LEVEL", installation.log_level.clone())];
+    // With the same digest the loaded driver stays, under whoever uses it.
+    variables.extend(main.env.iter().flatten().filter(|variable| variable.name == DIGEST).cloned());
     Container {
         name: "prepare-driver".to_owned(),
         image: Some(installation.image.clone()),
         image_pull_policy: Some(installation.pull_policy.clone()),
         args: Some(vec!["prepare-driver".to_owned(), "--host-root=/host".to_owned()]),
-        env: Some(vec![env("LOG_LEVEL", installation.log_level.clone())]),
-        volume_mounts: Some(vec![mount("host-root", "/host", Some("HostToContainer"))]),
+        env: Some(variables),
+        volume_mounts: Some(vec![
+            mount("host-root", "/host", Some("HostToContainer")),
+            // What is unmounted there is unmounted on the host.
+            mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
+        ]),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         security_context: Some(privileged()),
         ..Container::default()
     }
@@ -193,7 +236,7 @@ fn main(driver: &Driver) -> Container {
     };
     // The image skips a rebuild where the same digest was installed before.
     let digest = format!("{:08x}", fnv1a(&serde_json::to_vec(&main).expect("a container should serialize")));
-    main.env.get_or_insert_default().push(env("DRIVER_CONFIG_DIGEST", digest));
+    main.env.get_or_insert_default().push(env(DIGEST, digest));
     main
 }
 

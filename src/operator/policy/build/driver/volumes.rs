@@ -25,10 +25,7 @@ pub(super) fn mounts(driver: &Driver) -> Vec<VolumeMount> {
         mount("nv-firmware", "/lib/firmware", None),
         sub_path(mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None), "startup-probe.sh"),
     ];
-    for files in &driver.files {
-        // By sub-path: what else is in the directory stays visible.
-        mounts.extend(files.paths.iter().map(|(key, path)| sub_path(read_only(mount(&files.volume, path, None)), key)));
-    }
+    mounts.extend(mounts_of(&driver.files));
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
     mounts.extend(subscriptions.map(|(n, (_, inside, _))| read_only(mount(&subscription(n), inside, None))));
     mounts
@@ -56,10 +53,20 @@ pub(super) fn volumes(settings: &Settings, driver: &Driver) -> Vec<Volume> {
         host_path("nv-firmware", &format!("{install}/lib/firmware"), MADE),
         config_map("driver-startup-probe-script", PROBE_SCRIPT, Some(0o755), &[]),
     ];
-    volumes.extend(driver.files.iter().map(of_files));
+    volumes.extend(volumes_of(&driver.files));
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
     volumes.extend(subscriptions.map(|(n, (outside, _, kind))| host_path(&subscription(n), outside, Some(kind))));
     volumes
+}
+
+/// By sub-path: what else is in the directory stays visible.
+pub(in crate::operator::policy::build) fn mounts_of(files: &[Files]) -> impl Iterator<Item = VolumeMount> {
+    let mounted = |files: &Files, key: &str, path: &str| sub_path(read_only(mount(&files.volume, path, None)), key);
+    files.iter().flat_map(move |files| files.paths.iter().map(move |(key, path)| mounted(files, key, path)))
+}
+
+pub(in crate::operator::policy::build) fn volumes_of(files: &[Files]) -> impl Iterator<Item = Volume> {
+    files.iter().map(of_files)
 }
 
 fn of_files(files: &Files) -> Volume {

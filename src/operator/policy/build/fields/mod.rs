@@ -16,7 +16,7 @@ use self::{
     table::{Effect, Row, rows},
 };
 use super::parity::{matches, merge};
-use crate::operator::policy::validate::Facts;
+use crate::operator::policy::validate::{Facts, Host, tests::of_systems};
 
 /// A field of the peer's schema: path below `spec.`, type, and what else the schema says.
 struct Field {
@@ -99,7 +99,7 @@ static EVERYTHING: LazyLock<Value> = LazyLock::new(|| {
         &mut policy,
         &json!({"spec": {
             "sandboxWorkloads": on, "dcgm": on, "gds": on, "gdrcopy": on, "driver": {"rdma": on},
-            "ccManager": {"enabled": false},
+            "vgpuManager": {"enabled": true, "repository": "registry.example", "version": "580.95"},
         }}),
     );
     policy
@@ -108,12 +108,14 @@ static EVERYTHING: LazyLock<Value> = LazyLock::new(|| {
 fn facts() -> Facts {
     let keys: BTreeSet<String> =
         ["a", "b", "dcgm-metrics.csv", "config.yaml", "clients.yaml"].map(str::to_owned).into();
+    let mut kernels = of_systems(&["ubuntu24.04"]);
+    kernels.hosts =
+        kernels.hosts.into_iter().map(|host| Host { kernel: "6.8.0-31-generic".to_owned(), ..host }).collect();
     Facts {
-        systems: ["ubuntu24.04".to_owned()].into(),
         runtimes: ["containerd://2.1.0".to_owned()].into(),
         config_maps: ["one", "two"].map(|name| (name.to_owned(), keys.clone())).into(),
         service_monitors: true,
-        ..Facts::default()
+        ..kernels
     }
 }
 

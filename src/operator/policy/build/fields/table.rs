@@ -147,7 +147,7 @@ fn common() -> Vec<Row> {
             "hostPaths.driverInstallDir",
             &[
                 "DaemonSet * spec.template.spec.volumes[driver-install-dir].hostPath.path",
-                "DaemonSet nvidia-driver-daemonset spec.template.spec.volumes[nv-firmware].hostPath.path",
+                "DaemonSet * spec.template.spec.volumes[nv-firmware].hostPath.path",
                 "DaemonSet * spec.template.spec.initContainers[driver-validation].args[3]",
             ],
         ),

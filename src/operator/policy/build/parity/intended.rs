@@ -45,6 +45,30 @@ pub(super) const INTENDED: &[Row] = &[
         "containers[nvidia-operator-validator].lifecycle.*",
         "our program takes the verdicts back itself when it is told to stop",
     ),
+    row("nvidia-driver-daemonset", "labels.gpuvirt.io/os", "for whose nodes it is, so that it keeps its name"),
+    row(
+        "nvidia-driver-daemonset",
+        "nodeSelector.gpuvirt.io/os",
+        "nodes of another system may join: a selector that came with them would make every pod out of date",
+    ),
+    row("nvidia-vgpu-manager-daemonset", "*abels.gpuvirt.io/os", "as with the driver"),
+    row("nvidia-vgpu-manager-daemonset", "nodeSelector.gpuvirt.io/os", "as with the driver"),
+    row(
+        "nvidia-vgpu-manager-daemonset",
+        "updateStrategy.*",
+        "at its end it takes the virtual functions away under running VMs: it is renewed by hand",
+    ),
+    row("nvidia-vgpu-manager-daemonset", "initContainers.order", "prepare-driver is our k8s-driver-manager"),
+    row("nvidia-vgpu-manager-daemonset", "initContainers[k8s-driver-manager].*", "prepare-driver does its work"),
+    row("nvidia-vgpu-manager-daemonset", "initContainers[prepare-driver].*", "it needs no Kubernetes"),
+    row("nvidia-vgpu-manager-daemonset", "volumes[host-sys]", "prepare-driver has the host's /sys below its root"),
+    row("nvidia-vgpu-manager-daemonset", "volumes[vfio]", "the vfio module may be loaded later"),
+    row("nvidia-cc-manager", "podLabels.app", "every pod of ours has it"),
+    row(
+        "nvidia-kata-sandbox-device-plugin-daemonset",
+        "initContainers[vfio-pci-validation].mounts*",
+        "the check writes its verdict itself",
+    ),
     row("nvidia-driver-daemonset", "initContainers.order", "prepare-driver is our k8s-driver-manager"),
     row(
         "nvidia-driver-daemonset",
@@ -65,12 +89,5 @@ pub(super) const DONE_BY_THE_AGENT: &[&str] = &[
     "nvidia-vgpu-device-manager",
 ];
 
-/// Operands that the peer does not have.
-pub(super) const OURS: &[&str] = &["gpuvirt-agent"];
-
-/// Recording (`*` for any text), operand, and what stands in for it meanwhile.
-pub(super) const NOT_BUILT: &[(&str, &str, &str)] = &[
-    ("*", "nvidia-vgpu-manager-daemonset", "OperandNotSupported"),
-    ("*", "nvidia-cc-manager", "OperandNotSupported"),
-    ("*", "nvidia-kata-sandbox-device-plugin-daemonset", "OperandNotSupported"),
-];
+/// Operands that the peer does not have, or that were not recorded: the exporter of node status.
+pub(super) const OURS: &[&str] = &["gpuvirt-agent", "nvidia-node-status-exporter"];

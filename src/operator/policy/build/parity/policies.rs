@@ -29,7 +29,7 @@ fn base() -> Value {
     let recorded = json!({"spec": {
         "daemonsets": {"labels": null},
         "sandboxWorkloads": {"enabled": true},
-        "vgpuManager": {"enabled": true, "repository": "registry.example", "version": "1"},
+        "vgpuManager": {"enabled": true, "repository": "registry.example.com/vgpu", "version": "580.95"},
         "dcgmExporter": {"serviceMonitor": {"enabled": false}},
     }});
     merge(&mut policy, &recorded);

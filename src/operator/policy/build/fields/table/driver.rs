@@ -29,8 +29,20 @@ fn driver() -> Vec<Row> {
     );
     rows.extend([
         changes("driver.enabled", &removed),
-        changes("driver.useNvidiaDriverCRD", &[&removed[..], &["Problem OperandNotSupported"]].concat()),
-        changes("driver.usePrecompiled", &[&removed[..], &["Problem OperandNotSupported", "Kept *"]].concat()),
+        changes(
+            "driver.useNvidiaDriverCRD",
+            &[&removed[..], &["DaemonSet nvidia-vgpu-manager-daemonset *", "Problem OperandNotSupported"]].concat(),
+        ),
+        with(
+            json!({"driver": {"version": "595"}}),
+            changes(
+                "driver.usePrecompiled",
+                &[
+                    "DaemonSet nvidia-driver-daemonset *",
+                    "DaemonSet nvidia-driver-daemonset-6.8.0-31-generic-ubuntu24.04 *",
+                ],
+            ),
+        ),
         driver("kernelModuleType", &[&format!("{main}.env*")]),
         driver("useOpenKernelModules", &[&format!("{main}.env*")]),
         with(

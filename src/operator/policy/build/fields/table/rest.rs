@@ -2,50 +2,87 @@
 
 use serde_json::json;
 
-use super::{CONTAINER, IMAGE, Row, changes, elsewhere, unused, unused_below, with};
+use super::{CONTAINER, IMAGE, Of, Row, changes, container, elsewhere, unused, unused_below, with};
 
 pub(super) fn rows() -> Vec<Row> {
-    [vms(), nothing()].into_iter().flatten().collect()
+    [vms(), node_status(), nothing()].into_iter().flatten().collect()
 }
 
 fn vms() -> Vec<Row> {
     let agent = "the agent does it on VM nodes, where deploy labels switch it: condition ImagesNotUsed";
+    let kata = json!({"sandboxWorkloads": {"mode": "kata"}});
+    let vgpu = ["DaemonSet nvidia-vgpu-manager-daemonset *"];
+    let main = |set: &'static str, name: &'static [&'static str]| {
+        [Of { set, main: Some(name[0]), image: name, resources: name }]
+    };
+    let layouts = "ConfigMap default-vgpu-devices-config *";
     let mut rows = vec![
         // And nodes' modes, of which node/mode.rs has tests.
-        with(
-            json!({"vgpuManager": {"enabled": true}}),
-            changes("sandboxWorkloads.enabled", &["Problem OperandNotSupported"]),
-        ),
+        changes("sandboxWorkloads.enabled", &[vgpu[0], layouts]),
+        // And the agent's function on every node: validate/tests.rs, node/tests.
+        changes("vgpuDeviceManager.enabled", &[layouts]),
+        changes("vgpuDeviceManager.config.name", &[layouts]),
+        elsewhere("vgpuDeviceManager.config.default", "nodes' vGPU layouts: operator/vgpu/wish.rs"),
         elsewhere("sandboxWorkloads.defaultWorkload", "nodes' modes: node/mode.rs"),
         changes("vfioManager.resources", &["DaemonSet gpuvirt-agent *containers[agent].resources.limits.*"]),
-        with(
-            json!({"kataSandboxDevicePlugin": {"enabled": true}}),
-            changes("sandboxWorkloads.mode", &["Problem OperandNotSupported"]),
+        changes("sandboxWorkloads.mode", &["DaemonSet nvidia-kata-* *", "DaemonSet nvidia-cc-manager *"]),
+        changes("vgpuManager.enabled", &vgpu),
+        changes(
+            "vgpuManager.kernelModuleConfig.name",
+            &[
+                "DaemonSet nvidia-vgpu-manager-daemonset *containers[nvidia-vgpu-manager-ctr].volumeMounts[/drivers/*",
+                "DaemonSet nvidia-vgpu-manager-daemonset *.volumes[*",
+            ],
         ),
-        changes("vgpuManager.enabled", &["Problem OperandNotSupported"]),
-        changes("nodeStatusExporter.enabled", &["Problem OperandNotSupported"]),
+        with(kata.clone(), changes("kataSandboxDevicePlugin.enabled", &["DaemonSet nvidia-kata-* *"])),
+        with(kata.clone(), changes("ccManager.enabled", &["DaemonSet nvidia-cc-manager *"])),
         with(
-            json!({"sandboxWorkloads": {"mode": "kata"}, "kataSandboxDevicePlugin": {"enabled": false}}),
-            changes("kataSandboxDevicePlugin.enabled", &["Problem OperandNotSupported"]),
-        ),
-        with(
-            json!({"sandboxWorkloads": {"mode": "kata"}, "kataSandboxDevicePlugin": {"enabled": false}}),
-            changes("ccManager.enabled", &["Problem OperandNotSupported"]),
+            kata.clone(),
+            changes("ccManager.defaultMode", &["DaemonSet nvidia-cc-manager *.env[DEFAULT_CC_MODE].value"]),
         ),
     ];
-    let not_built = "not built: OperandNotSupported when enabled";
-    for section in ["vgpuManager", "nodeStatusExporter", "kataSandboxDevicePlugin", "ccManager"] {
-        rows.extend(unused_below(section, &CONTAINER, not_built));
-    }
-    rows.extend(unused_below("vgpuManager.driverManager", &[&IMAGE[..], &["env"]].concat(), not_built));
-    rows.extend(unused(&["vgpuManager.kernelModuleConfig.name", "ccManager.defaultMode"], not_built));
+    rows.extend(container("vgpuManager", &main("nvidia-vgpu-manager-daemonset", &["nvidia-vgpu-manager-ctr"])));
+    let plugin = main("nvidia-kata-sandbox-device-plugin-daemonset", &["nvidia-kata-sandbox-device-plugin-ctr"]);
+    let of_kata = [
+        container("kataSandboxDevicePlugin", &plugin),
+        container("ccManager", &main("nvidia-cc-manager", &["nvidia-cc-manager"])),
+    ];
+    rows.extend(of_kata.into_iter().flatten().map(|row| with(kata.clone(), row)));
+    rows.extend(unused_below(
+        "vgpuManager.driverManager",
+        &[&IMAGE[..], &["env"]].concat(),
+        "prepare-driver is our own program: condition ImagesNotUsed",
+    ));
     for section in ["vfioManager", "sandboxDevicePlugin", "vgpuDeviceManager"] {
         let fields: Vec<&str> =
             CONTAINER.into_iter().filter(|f| section != "vfioManager" || *f != "resources").collect();
-        rows.extend(unused_below(section, &[&fields[..], &["enabled"]].concat(), agent));
+        rows.extend(unused_below(section, &fields, agent));
+    }
+    for section in ["vfioManager.enabled", "sandboxDevicePlugin.enabled"] {
+        rows.push(elsewhere(section, "the agent's function on every node: validate/tests.rs, node/tests"));
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
-    rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
+    rows
+}
+
+fn node_status() -> Vec<Row> {
+    let own = "our own program in our own image: condition ImagesNotUsed";
+    let mut rows = unused_below("nodeStatusExporter", &IMAGE, own);
+    let main = "DaemonSet nvidia-node-status-exporter *containers[nvidia-node-status-exporter]";
+    let on = |row| with(json!({"nodeStatusExporter": {"enabled": true}}), row);
+    rows.extend([
+        changes("nodeStatusExporter.enabled", &["* nvidia-node-status-exporter *"]),
+        on(changes("nodeStatusExporter.args", &[&format!("{main}.args*")])),
+        on(changes("nodeStatusExporter.env", &[&format!("{main}.env*")])),
+        on(changes("nodeStatusExporter.resources", &[&format!("{main}.resources*")])),
+        on(changes(
+            "nodeStatusExporter.hostNetwork",
+            &[
+                "DaemonSet nvidia-node-status-exporter *.hostNetwork",
+                "DaemonSet nvidia-node-status-exporter *.dnsPolicy",
+            ],
+        )),
+    ]);
     rows
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Effect, Of, PLUGIN, Row, changes, container, unused, unused_below, with};
+use super::{Effect, Of, PLUGIN, Row, changes, container, elsewhere, unused, unused_below, with};
 
 const TOOLKIT: &str = "nvidia-container-toolkit-daemonset";
 const MPS: &str = "nvidia-device-plugin-mps-control-daemon";
@@ -224,7 +224,7 @@ fn mig() -> Vec<Row> {
             &["ConfigMap default-gpu-clients *", "DaemonSet nvidia-mig-manager *.volumes[gpu-clients].configMap.name"],
         ),
     ]);
-    rows.extend(unused(&["migManager.config.default"], "nodes without the label keep the layout that they have"));
+    rows.push(elsewhere("migManager.config.default", "nodes' label nvidia.com/mig.config: node/gates.rs"));
     rows
 }
 
