@@ -89,7 +89,10 @@ impl Machine {
             (cluster, booting.join().expect("a script's run should not panic"))
         });
         booted?;
-        Ok(Self { cluster: cluster? })
+        let cluster = cluster?;
+        // All of a first start: images, operator, agent. A test's patience is for what comes after.
+        cluster.kubectl(&["wait", "--for=create", &format!("gpunode/{NODE}"), "--timeout=3m"])?;
+        Ok(Self { cluster })
     }
 }
 
