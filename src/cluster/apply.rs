@@ -108,6 +108,14 @@ impl Applier {
         self.delete_in(Api::namespaced(self.client.clone(), &self.namespace), live).await
     }
 
+    /// [`Self::delete`], but what it owns stays.
+    pub async fn orphan<K>(&self, live: &K) -> Result<(), Error>
+    where
+        K: Object<Scope = NamespaceResourceScope>,
+    {
+        self.delete_with(Api::namespaced(self.client.clone(), &self.namespace), live, DeleteParams::orphan()).await
+    }
+
     /// [`Self::delete`], of an object that is in no namespace.
     pub async fn delete_cluster<K>(&self, live: &K) -> Result<(), Error>
     where
@@ -138,9 +146,13 @@ impl Applier {
     }
 
     async fn delete_in<K: Object>(&self, api: Api<K>, live: &K) -> Result<(), Error> {
+        self.delete_with(api, live, DeleteParams::foreground()).await
+    }
+
+    async fn delete_with<K: Object>(&self, api: Api<K>, live: &K, how: DeleteParams) -> Result<(), Error> {
         let key = (K::kind(&()).into_owned(), live.name_any());
         let same = Preconditions { uid: live.uid(), resource_version: None };
-        match api.delete(&key.1, &DeleteParams::foreground().preconditions(same)).await {
+        match api.delete(&key.1, &how.preconditions(same)).await {
             Ok(_) => tracing::info!(kind = key.0, name = key.1, "deleted: no longer wanted"),
             Err(error) if gone(&error) => {}
             Err(source) => return Err(Error::Delete { kind: key.0, name: key.1, source: Box::new(source) }),

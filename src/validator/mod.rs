@@ -10,6 +10,7 @@ mod plugin;
 mod toolkit;
 mod vfio_pci;
 mod wait;
+mod workload;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -23,6 +24,7 @@ pub use self::{
     toolkit::Toolkit,
     vfio_pci::VfioPci,
     wait::wait,
+    workload::{Own, Workload},
 };
 use crate::shutdown::Shutdown;
 

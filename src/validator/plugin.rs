@@ -11,13 +11,15 @@ use kube::{
 };
 use tokio::time::timeout;
 
-use super::{Check, Error, Validations};
+use super::{Check, Error, Own, Validations, Workload};
 use crate::shutdown::Shutdown;
 
 pub struct Plugin {
     pub validations: Validations,
     pub node: String,
     pub patience: Duration,
+    /// A pod that asks for a GPU is to show it too.
+    pub workload: Option<Own>,
 }
 
 /// A device plugin that has just started takes a moment.
@@ -29,7 +31,7 @@ impl Plugin {
             "node {} offers neither nvidia.com/gpu nor nvidia.com/mig-*: see kubectl logs ds/nvidia-device-plugin-daemonset for the pod of this node",
             self.node
         );
-        let offered = self.offered(client);
+        let offered = self.offered(client.clone());
         tokio::pin!(offered);
         // What is missing is told while it is still waited for.
         let mut asked = tokio::select! {
@@ -45,6 +47,12 @@ impl Plugin {
             };
         }
         let resources = asked.map_err(|_| Error::Late { waited: self.patience, reason })?;
+        if let Some(own) = &self.workload
+            && let Err(reason) = Workload::Plugin.run(&client, own, self.patience, shutdown).await
+        {
+            self.validations.failed(Check::Plugin, &reason)?;
+            return Err(Error::Unmet(reason));
+        }
         self.validations.passed(Check::Plugin, "")?;
         tracing::info!(resources, "the kubelet offers GPUs");
         Ok(())

@@ -7,6 +7,8 @@
 mod support;
 
 mod access;
+mod chart;
+mod drivers;
 mod explain;
 mod guard;
 mod hyperconverged;

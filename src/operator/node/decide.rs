@@ -26,6 +26,7 @@ use super::{
     vgpus,
 };
 use crate::operator::{
+    owner,
     transition::{Leave, Progress},
     vgpu,
 };
@@ -175,6 +176,7 @@ fn decision(node: &Reported<'_>, course: Course, complaint: Option<Complaint>) -
     labels.extend(present(node.observed.labels, !node.agent.gpus.is_empty()));
     if !node.observed.policy.teardown {
         labels.extend(gates::host(node.observed.labels, &node.agent.host));
+        labels.extend(owner::label(node.observed.labels, node.observed.policy.claims.as_deref()));
     }
     // Only a node that serves its mode has a MIG manager to do it.
     let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());

@@ -10,7 +10,7 @@ use crds::{
 use super::gates::SandboxMode;
 use crate::{
     cluster::events::Notice,
-    operator::{transition::rules::Rules, vgpu},
+    operator::{owner::Claim, transition::rules::Rules, vgpu},
 };
 
 /// What the node controller needs to know of the ClusterPolicy.
@@ -35,6 +35,9 @@ pub struct NodePolicy {
     pub vgpu: Option<vgpu::LayoutSource>,
     /// How nodes change.
     pub rules: Rules,
+    /// `NVIDIADriver` objects that share the nodes among them; none where the policy brings the driver itself. Unset while
+    /// they have not been listed.
+    pub claims: Option<Vec<Claim>>,
 }
 
 impl NodePolicy {
@@ -51,6 +54,7 @@ impl NodePolicy {
             driver: false,
             vgpu: None,
             rules: Rules::default(),
+            claims: Some(Vec::new()),
         }
     }
 }

@@ -86,7 +86,10 @@ pub(super) async fn apply(
     let kept = |name: String| operands.kept.contains(&name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
     for surplus in surplus.filter(|live| !kept(live.name_any())) {
-        applier.delete(surplus.as_ref()).await?;
+        match operands.orphaned.contains(&surplus.name_any()) {
+            true => applier.orphan(surplus.as_ref()).await?,
+            false => applier.delete(surplus.as_ref()).await?,
+        }
     }
     let surplus = live.services.iter().filter(|live| named(&operands.services, live.as_ref()).is_none());
     for surplus in surplus.filter(|live| !kept(live.name_any())) {

@@ -139,7 +139,9 @@ async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNo
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(context.client.clone());
     let Some(node) = nodes.get_metadata_opt(&name).await.map_err(failed)? else { return Ok(()) };
     let mut changes = gates::patch(node.labels(), &[]);
-    changes.extend([labels::GPU_PRESENT, labels::OS, labels::KERNEL].map(|key| (key.to_owned(), None)));
+    changes.extend(
+        [labels::GPU_PRESENT, labels::OS, labels::KERNEL, labels::DRIVER_OWNER].map(|key| (key.to_owned(), None)),
+    );
     let patch = json!({"metadata": {"uid": node.uid(), "labels": changes}});
     ignore_missing(nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
         .map_err(failed)

@@ -6,6 +6,8 @@ mod dcgm;
 mod device_plugin;
 mod driver;
 #[cfg(test)]
+mod drivers;
+#[cfg(test)]
 mod fields;
 mod gfd;
 mod kata;
@@ -63,10 +65,12 @@ pub struct Operands {
     pub monitors: Vec<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
     pub kept: Vec<String>,
+    /// Names of DaemonSets that are taken away without their pods.
+    pub orphaned: Vec<String>,
 }
 
 /// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
-pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, driver::HOST_MANAGER];
 
 pub const AGENT: &str = "gpuvirt-agent";
 
@@ -79,6 +83,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.daemon_sets.extend(sets);
     });
     operands.kept.extend(settings.drivers.kept.clone());
+    operands.orphaned.clone_from(&settings.orphaned);
     if stacked.any {
         operands.runtime_classes = runtime_classes::runtime_classes(settings);
         operands.daemon_sets.push(validator::daemon_set(settings, installation));

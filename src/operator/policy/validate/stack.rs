@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crds::v1::{self, ClusterPolicySpec, MigStrategy};
+use crds::{
+    conditions::Verdict,
+    v1::{self, ClusterPolicySpec, MigStrategy},
+};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 
 use super::{Facts, Problem, Runtime, Wish, container, container::Container, given, toolkit, toolkit::Toolkit};
@@ -290,6 +293,22 @@ fn dcgm_exporter(spec: &ClusterPolicySpec, facts: &Facts) -> Result<DcgmExporter
             allowed: exporter.pod_label_allowlist_regex.clone(),
         },
         monitor: monitor(&exporter.service_monitor).filter(|_| facts.service_monitors),
+    })
+}
+
+/// Condition: an exporter's `ServiceMonitor` that was asked for is there.
+pub const MONITORED: &str = "ServiceMonitorApplied";
+
+/// Nothing to say where none was asked for, or none can be missing.
+pub fn monitored(spec: &ClusterPolicySpec, facts: &Facts) -> Option<Verdict> {
+    let exporter = &spec.dcgm_exporter;
+    let asked = exporter.component.is_enabled(true) && exporter.service_monitor.enabled.unwrap_or(false);
+    (asked && !facts.service_monitors).then(|| {
+        Verdict::no(
+            MONITORED,
+            "NotServed",
+            "spec.dcgmExporter.serviceMonitor is enabled, and the cluster has no CRD servicemonitors.monitoring.coreos.com: install the Prometheus operator, or disable it",
+        )
     })
 }
 
