@@ -16,6 +16,7 @@ use crate::{
     kubevirt::{nic, until_wired, with_kubevirt},
     support::{
         agents::{self, Agent, Host, Maker},
+        cluster::{command, run, tools},
         kubelets::Kubelets,
         kubevirt, nodes, policies,
         turn::{Turn, turn},
@@ -244,4 +245,26 @@ fn a_virtual_function_is_permitted_as_a_pci_device_and_a_vm_gets_as_far_as_its_p
         nodes::until_event(t, other.metadata.uid.clone(), "GPUNotPermitted").await;
         kubevirt::delete_all(&t.client).await;
     });
+}
+
+/// What KubeVirt's own code, as it is in a launcher, makes of one variable.
+fn built(resource: &str, variable: &str, value: &str) -> Result<String, String> {
+    let gpus = json!([{"name": "gpu1", "deviceName": resource}]).to_string();
+    let launcher = tools()?.join("launcher");
+    run(command(launcher, ["gpus", &gpus]).env(variable, value))
+}
+
+/// The variables are those of `agent/device_plugin/allocate.rs`.
+#[test]
+fn kubevirts_builder_makes_a_pci_device_of_a_virtual_function_and_a_mediated_one_of_a_uuid() {
+    const UUID: &str = "c728e022-f16f-434b-ad2c-9665ee634d3d";
+    let made = built("nvidia.com/NVIDIA_L40S-24Q", "PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-24Q", "0000:26:00.4");
+    let made = made.expect("a host device");
+    assert_eq!(kubevirt::addresses(&made), ["0000:26:00.4"], "{made}");
+    assert!(made.contains("type=\"pci\"") && made.contains("managed=\"no\""), "{made}");
+    let made = built(A10_4Q, "MDEV_PCI_RESOURCE_NVIDIA_COM_NVIDIA_A10-4Q", UUID).expect("a host device");
+    assert_eq!(kubevirt::addresses(&made), [UUID], "{made}");
+    assert!(made.contains("type=\"mdev\"") && made.contains("model=\"vfio-pci\""), "{made}");
+    let error = built(A10_4Q, "MDEV_PCI_RESOURCE_NVIDIA_COM_OTHER", UUID).expect_err("another name is none of it");
+    assert!(error.contains("do not match"), "{error}");
 }

@@ -174,6 +174,32 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
     });
 }
 
+#[test]
+fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_itself() {
+    const Q4: &str = "nvidia.com/GRID_T4-4Q";
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        kubevirt::start_vm(&lab.client, "vgpu", &[Q4]).await;
+        lab.label_vgpus("T4-4Q").await;
+        let vm = kubevirt::until_phase(&lab.client, "vgpu", "Scheduled").await;
+        let object = kubevirt::api(&lab.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let configured = |path: &str| object.data.pointer(&format!("/spec/configuration{path}")).cloned();
+        let entry = json!({"mdevNameSelector": "GRID T4-4Q", "resourceName": Q4, "externalResourceProvider": true});
+        assert_eq!(configured("/permittedHostDevices/mediatedDevices"), Some(json!([entry])));
+        assert_eq!(configured("/mediatedDevicesConfiguration/enabled"), Some(json!(false)));
+
+        let devices = host_devices(lab, &vm).await;
+        let [uuid] = devices.as_slice() else { panic!("one host device: {devices:?}") };
+        let made = [lab.mdevs(GPU), lab.mdevs(SECOND_T4)].concat();
+        assert!(made.contains(uuid), "{uuid} is one of {made:?}");
+        let node = lab.gpu_nodes().get(NODE).await.expect("the GPUNode");
+        let parts = [GPU, SECOND_T4].map(|address| crate::node::gpu(&node, address).and_then(|gpu| gpu.vgpu.clone()));
+        let own = parts.iter().flatten().flat_map(|vgpu| &vgpu.instances).find(|vgpu| vgpu.id == *uuid);
+        assert_eq!(own.and_then(|own| own.resource.as_deref()), Some(Q4));
+        kubevirt::delete(&lab.client, "vgpu").await;
+    });
+}
+
 fn sorted(mut addresses: Vec<String>) -> Vec<String> {
     addresses.sort_unstable();
     addresses

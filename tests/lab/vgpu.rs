@@ -25,7 +25,7 @@ const Q8: &str = "nvidia.com/GRID_T4-8Q";
 const SOON: Duration = Duration::from_secs(10);
 
 impl Lab {
-    async fn label_vgpus(&self, config: &str) {
+    pub async fn label_vgpus(&self, config: &str) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let labels = json!({labels::WORKLOAD_CONFIG: WorkloadMode::VmVgpu, labels::VGPU_CONFIG: config});
         let patch = json!({"metadata": {"labels": labels}});
@@ -41,7 +41,7 @@ impl Lab {
     }
 
     /// UUIDs of the GPU's vGPUs.
-    fn mdevs(&self, gpu: &str) -> Vec<String> {
+    pub fn mdevs(&self, gpu: &str) -> Vec<String> {
         let said = self.guest(&format!("cd /sys/bus/pci/devices/{gpu} && ls -d *-*-*-*-* 2>/dev/null || true"));
         said.lines().map(str::to_owned).collect()
     }

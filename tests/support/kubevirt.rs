@@ -212,17 +212,26 @@ pub async fn until_phase(client: &Client, name: &str, phase: &str) -> DynamicObj
     wait::until(&instances(client), name, &format!("phase {phase}"), is).await
 }
 
-/// PCI addresses of the host devices that KubeVirt's own code, in the instance's launcher, makes of what the kubelet gave.
+/// PCI addresses, or UUIDs of mediated devices, of the host devices that KubeVirt's own code, in the instance's launcher,
+/// makes of what the kubelet gave.
 pub async fn host_devices(client: &Client, cluster: &Cluster, vm: &DynamicObject) -> Vec<String> {
     let pod = until_launcher(client, &vm.name_any()).await.name_any();
     let gpus = vm.data.pointer("/spec/domain/devices/gpus").expect("the instance should ask for GPUs").to_string();
     let made = cluster.kubectl(&["-n", VMS, "exec", &pod, "--", "virt-launcher-monitor", "gpus", &gpus]);
     let xml = made.unwrap_or_else(|error| panic!("{error}"));
+    addresses(&xml)
+}
+
+/// Of all host devices in libvirt's words.
+pub fn addresses(xml: &str) -> Vec<String> {
     xml.lines().filter(|line| line.contains("<address ")).map(address).collect()
 }
 
-/// Of libvirt's `<address type="pci" domain="0x0000" bus="0x43" slot="0x00" function="0x0"…>`.
+/// Of libvirt's `<address type="pci" domain="0x0000" bus="0x43" slot="0x00" function="0x0"…>` or `<address uuid="…">`.
 fn address(line: &str) -> String {
+    if let Some((_, uuid)) = line.split_once("uuid=\"") {
+        return uuid.split('"').next().unwrap_or_default().to_owned();
+    }
     let part = |key: &str| {
         let value = line.split(&format!("{key}=\"0x")).nth(1).and_then(|rest| rest.split('"').next());
         value.unwrap_or_else(|| panic!("{key} in {line}"))
