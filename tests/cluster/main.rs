@@ -16,6 +16,7 @@ mod kubevirt;
 mod labels;
 mod leadership;
 mod modes;
+mod openshift;
 mod policy;
 mod schema;
 mod stack;

@@ -8,6 +8,7 @@ mod dereference;
 mod facts;
 mod image;
 mod nvidia_drivers;
+mod openshift;
 mod schema;
 mod status;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use self::{
     build::{AGENT, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
     nvidia_drivers::Watched as NVIDIADriverWatch,
+    openshift::Watched as OpenShiftWatch,
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
@@ -74,6 +76,7 @@ pub struct Context {
     pub kubevirt: Wiring,
     pub runtimes: Runtimes,
     pub nvidia_drivers: NVIDIADriverWatch,
+    pub openshift: OpenShiftWatch,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -105,6 +108,10 @@ pub async fn run(context: Arc<Context>, due: Arc<Notify>, nodes_due: impl Fn()) 
 }
 
 async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error> {
+    // Whether a type is there is known a moment after the start, and wakes us then.
+    if !(context.openshift.known() && context.nvidia_drivers.known()) {
+        return Ok(());
+    }
     let Policies { active, ignored, undecodable } = policies(&context.world);
     for invalid in &undecodable {
         say_undecodable(context, invalid).await?;
