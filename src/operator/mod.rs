@@ -118,6 +118,8 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
     follow.extend(follow_kubevirt);
     let (nvidia_drivers, follow_drivers) = policy::NVIDIADriverWatch::new(client, &wake.policy);
     follow.push(follow_drivers);
+    let (openshift, follow_openshift) = policy::OpenShiftWatch::new(client, &wake.policy);
+    follow.push(follow_openshift);
     let instances = Arc::default();
     let (explainer, follow_instances) = Explainer::new(client, &world, events.clone(), &wake, &instances);
     follow.push(follow_instances);
@@ -157,6 +159,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         kubevirt: wiring,
         runtimes: policy::Runtimes::default(),
         nvidia_drivers,
+        openshift,
         node_policy: policy_tx,
     });
     wake.policy.notify_one();

@@ -17,6 +17,7 @@ mod kubevirt;
 mod labels;
 mod leadership;
 mod modes;
+mod openshift;
 mod policy;
 mod rolling;
 mod schema;

@@ -38,6 +38,13 @@ use super::{
 /// Name of the Lease, as the chart's RBAC has it.
 pub const LEASE: &str = "gpuvirt-operator";
 
+/// Types, and their kinds, by which a cluster is OpenShift: none but one test makes them.
+pub const OPENSHIFT_CRDS: [(&str, &str); 3] = [
+    ("clusterversions.config.openshift.io", "ClusterVersion"),
+    ("proxies.config.openshift.io", "Proxy"),
+    ("imagestreams.image.openshift.io", "ImageStream"),
+];
+
 static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
 
 /// One test's time on the control plane.
@@ -123,6 +130,8 @@ impl Turn {
             let _ = policies.patch_metadata(&policy, &PatchParams::default(), &Patch::Merge(&released)).await;
         }
         remove(&policies).await;
+        let crds: Api<CustomResourceDefinition> = self.all();
+        remove_named(&crds, &OPENSHIFT_CRDS.map(|(name, _)| name.to_owned())).await;
         remove(&self.metadata_of::<GPUTransition>()).await;
         remove(&self.metadata_of::<NVIDIADriver>()).await;
         remove(&self.metadata_of::<GPUVirtConfig>()).await;

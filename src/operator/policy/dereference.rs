@@ -17,7 +17,7 @@ use k8s_openapi::api::{
 };
 use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
 
-use super::validate::{GPUNodeFacts, Host, LiveSet};
+use super::validate::{GPUNodeFacts, Host, LiveSet, OSTREE_VERSION};
 use crate::operator::world::World;
 
 /// The oldest ClusterPolicy rules; the others are ignored.
@@ -51,7 +51,8 @@ impl Dereferenced {
             let host = &node.status.as_ref()?.agent.as_ref()?.host;
             let name = node.name_any();
             let labels = labels(&name)?;
-            Some(GPUNodeFacts { name, host: Host { os: host.os.clone(), kernel: host.kernel.clone() }, labels })
+            let rhcos = labels.get(OSTREE_VERSION).cloned();
+            Some(GPUNodeFacts { name, host: Host { os: host.os.clone(), kernel: host.kernel.clone(), rhcos }, labels })
         };
         self.with_gpus().filter_map(facts).filter(|node| !node.host.os.is_empty()).collect()
     }

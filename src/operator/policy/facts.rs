@@ -56,6 +56,7 @@ pub(super) async fn facts(context: &Context, found: &Dereferenced, listed: &List
         hosts: gpu_nodes.iter().map(|node| node.host.clone()).collect(),
         nodes: gpu_nodes,
         nvidia_drivers: listed.known(),
+        platform: context.openshift.platform(),
         live: found.drivers(&node_labels),
         runtimes: context.runtimes.of(&context.client, world, found).await?,
         config_maps: found.keys.clone(),

@@ -11,6 +11,7 @@ mod failing;
 mod image;
 mod metrics;
 mod nvidia_drivers;
+mod openshift;
 mod schema;
 mod status;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use self::{
     facts::Runtimes,
     metrics::Metrics,
     nvidia_drivers::Watched as NVIDIADriverWatch,
+    openshift::Watched as OpenShiftWatch,
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
@@ -91,6 +93,7 @@ pub struct Context {
     /// Of the chart, if the operator was installed by it.
     pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
+    pub openshift: OpenShiftWatch,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -128,6 +131,10 @@ pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
 }
 
 async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error> {
+    // Whether a type is there is known a moment after the start, and wakes us then.
+    if !(context.openshift.known() && context.nvidia_drivers.known()) {
+        return Ok(());
+    }
     let Policies { active, ignored, undecodable } = policies(&context.world);
     for invalid in &undecodable {
         say_undecodable(context, invalid).await?;

@@ -77,6 +77,11 @@ impl Watched {
         (Self { client: client.clone(), crd, due: due.clone(), objects: Mutex::default() }, work)
     }
 
+    /// Whether it is known if the cluster has the type.
+    pub fn known(&self) -> bool {
+        self.crd.absent().is_some()
+    }
+
     pub(super) async fn list(&self) -> Result<Listed, Error> {
         let watching = self.objects.lock().expect("drivers lock should not be poisoned").is_some();
         // Asked for once: from then on its watch tells.

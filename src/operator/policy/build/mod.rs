@@ -14,6 +14,7 @@ mod kata;
 mod mig;
 mod monitor;
 mod node_status;
+mod openshift;
 #[cfg(test)]
 mod parity;
 mod pod;
@@ -77,11 +78,14 @@ pub const AGENT: &str = "gpuvirt-agent";
 pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     let mut operands = Operands { daemon_sets: vec![agent::daemon_set(settings, installation)], ..Operands::default() };
     let stacked = &settings.stacked;
-    operands.add(&settings.drivers.wish, &[driver::PROBE_SCRIPT], |operands, drivers| {
+    operands.add(&settings.drivers.wish, &[driver::PROBE_SCRIPT, openshift::TRUSTED_CA], |operands, drivers| {
         operands.config_maps.push(driver::startup_probe_script(settings, installation));
         let sets = drivers.iter().map(|driver| driver::daemon_set(settings, driver, installation));
         operands.daemon_sets.extend(sets);
     });
+    if settings.openshift.as_ref().is_some_and(|openshift| openshift.trusted_ca) {
+        operands.config_maps.push(openshift::trusted_ca(settings, installation));
+    }
     operands.kept.extend(settings.drivers.kept.clone());
     operands.orphaned.clone_from(&settings.orphaned);
     if stacked.any {
@@ -125,7 +129,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
     }
     let sandboxed = &settings.sandboxed;
-    operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
+    operands.add(&sandboxed.vgpu_managers.wish, &[openshift::TRUSTED_CA], |operands, managers| {
         let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
         operands.daemon_sets.extend(sets);
     });

@@ -11,6 +11,7 @@ use super::{
         prepare, select,
         volumes::{mounts_of, volumes_of},
     },
+    openshift::adapt,
     pod::{Operand, daemon_set as operand, host_path, mount, privileged_s0, pull_secrets},
     stack::{self, MADE},
 };
@@ -36,6 +37,8 @@ pub(super) fn daemon_set(settings: &Settings, manager: &VgpuManager, installatio
         installation,
     );
     select(&mut set, VGPU_MANAGER, &manager.pool);
+    let resources = &manager.container.resources;
+    adapt(&mut set, CONTAINER, &manager.pool, settings.openshift.as_ref(), resources);
     set
 }
 

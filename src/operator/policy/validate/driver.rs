@@ -83,7 +83,7 @@ fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Vec<Driver>, Proble
     check(spec, facts)?;
     let pools = match spec.driver.use_precompiled.unwrap_or(false) {
         true => pools::by_kernel(DRIVER, facts),
-        false => pools::by_system(DRIVER, facts),
+        false => pools::for_building(DRIVER, spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts)?,
     };
     pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect()
 }
@@ -204,7 +204,11 @@ impl Distribution {
 /// CRI-O mounts the host's subscription by itself.
 fn subscription(distribution: Distribution, facts: &Facts) -> Subscription {
     match distribution {
-        Distribution::RedHat { subscribed: true } if facts.runtime() != Ok(Some(Runtime::CriO)) => Subscription::RedHat,
+        Distribution::RedHat { subscribed: true }
+            if facts.openshift().is_none() && facts.runtime() != Ok(Some(Runtime::CriO)) =>
+        {
+            Subscription::RedHat
+        }
         Distribution::Suse => Subscription::Suse,
         Distribution::Ubuntu | Distribution::RedHat { .. } | Distribution::Other => Subscription::None,
     }

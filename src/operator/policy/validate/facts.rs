@@ -13,6 +13,7 @@ pub struct Facts {
     pub hosts: BTreeSet<Host>,
     /// The same node by node, with their labels.
     pub nodes: Vec<GPUNodeFacts>,
+    pub platform: Platform,
     /// Unset while they have not been listed.
     pub nvidia_drivers: Option<NVIDIADrivers>,
     /// DaemonSets of ours that bring a driver, by name.
@@ -25,6 +26,36 @@ pub struct Facts {
     pub images: BTreeMap<String, String>,
     /// Whether the cluster has the Prometheus operator's type.
     pub service_monitors: bool,
+}
+
+/// NFD's label with the version of Red Hat CoreOS.
+pub const OSTREE_VERSION: &str = "feature.node.kubernetes.io/system-os_release.OSTREE_VERSION";
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Platform {
+    #[default]
+    Kubernetes,
+    OpenShift(OpenShift),
+    /// Its objects have not been listed.
+    NotYet,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenShift {
+    /// As in `4.16`.
+    pub version: String,
+    pub proxy: Proxy,
+    /// The proxy has certificates of its own.
+    pub trusted_ca: bool,
+    /// Images that can build kernel modules, by version of Red Hat CoreOS.
+    pub toolkits: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    pub http: Option<String>,
+    pub https: Option<String>,
+    pub none: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +85,8 @@ pub struct Host {
     pub os: String,
     /// `uname -r`.
     pub kernel: String,
+    /// Version of Red Hat CoreOS, as in `416.94.202405291527-0`; where NFD says it.
+    pub rhcos: Option<String>,
 }
 
 impl Host {
@@ -82,6 +115,13 @@ impl Runtime {
 }
 
 impl Facts {
+    pub fn openshift(&self) -> Option<&OpenShift> {
+        match &self.platform {
+            Platform::OpenShift(openshift) => Some(openshift),
+            Platform::Kubernetes | Platform::NotYet => None,
+        }
+    }
+
     /// Keys of a ConfigMap that `field` names.
     pub fn keys(&self, field: &str, name: &str) -> Result<Vec<String>, Problem> {
         match self.config_maps.get(name) {

@@ -25,7 +25,7 @@ pub use self::{
     common::{Common, PRIORITY_CLASS, Rollout, gpu_nodes},
     container::{Container, Image},
     driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
-    facts::{Facts, GPUNodeFacts, Host, NVIDIADrivers, Runtime},
+    facts::{Facts, GPUNodeFacts, Host, NVIDIADrivers, OSTREE_VERSION, OpenShift, Platform, Proxy, Runtime},
     nvidia_driver::{Asked, Placement, fnv1a},
     pools::{LiveSet, Pool},
     sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
@@ -58,6 +58,7 @@ pub struct Settings {
     pub policy: String,
     pub common: Common,
     pub agent: Agent,
+    pub openshift: Option<OpenShift>,
     pub drivers: Drivers<Driver>,
     /// Names of driver sets that go, and whose pods stay.
     pub orphaned: Vec<String>,
@@ -193,7 +194,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     problems.extend(rules(config).err());
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
-        true => nvidia_driver::drivers(facts, &mut problems),
+        true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
         false => (driver::drivers(spec, facts, &mut problems), Vec::new()),
     };
     // Pods go on while whoever brings the driver changes: only a driver that nobody asks for any more is taken away.
@@ -211,6 +212,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
             resync_seconds: config.resync_seconds,
             resources: (&spec.vfio_manager.component.container.resources).into(),
         },
+        openshift: facts.openshift().cloned(),
         drivers,
         orphaned,
         stack,

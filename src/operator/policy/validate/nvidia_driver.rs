@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{NodeAffinity, PodSecurityContext, Toleration};
 use kube::ResourceExt;
 
 use super::{
-    Driver, Drivers, Facts, GPUNodeFacts, NVIDIADrivers, Problem, Wish, driver, given,
+    Driver, Drivers, Facts, GPUNodeFacts, NVIDIADrivers, Platform, Problem, Wish, driver, given,
     pools::{self, Pool},
 };
 use crate::operator::{
@@ -41,8 +41,11 @@ pub struct Asked {
     pub problem: Option<Problem>,
 }
 
-pub(super) fn drivers(facts: &Facts, problems: &mut Vec<Problem>) -> (Drivers<Driver>, Vec<Asked>) {
-    let Some(found) = &facts.nvidia_drivers else {
+/// `toolkit`: on OpenShift its driver toolkit builds the modules.
+pub(super) fn drivers(toolkit: bool, facts: &Facts, problems: &mut Vec<Problem>) -> (Drivers<Driver>, Vec<Asked>) {
+    let toolkit = toolkit && facts.openshift().is_some();
+    let known = facts.nvidia_drivers.as_ref().filter(|_| facts.platform != Platform::NotYet);
+    let Some(found) = known else {
         let kept = facts.live.iter().filter(|(_, live)| live.owner.is_some()).map(|(name, _)| name.clone()).collect();
         return (Drivers { wish: Wish::Unknown, kept }, Vec::new());
     };
@@ -51,7 +54,7 @@ pub(super) fn drivers(facts: &Facts, problems: &mut Vec<Problem>) -> (Drivers<Dr
     for object in found.all.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
         let name = object.name_any();
         let nodes = facts.nodes.iter().filter(|node| present(&node.labels, &claims) == Some(&name));
-        let built = of_object(object, nodes, facts);
+        let built = of_object(object, nodes, toolkit, facts);
         let mut problem = contested(&name, &claims, facts);
         let mut sets = Vec::new();
         match built {
@@ -111,6 +114,7 @@ fn contested(name: &str, claims: &[Claim], facts: &Facts) -> Option<Problem> {
 fn of_object<'a>(
     object: &NVIDIADriver,
     nodes: impl Iterator<Item = &'a GPUNodeFacts>,
+    toolkit: bool,
     facts: &Facts,
 ) -> Result<Vec<Driver>, Problem> {
     let spec = as_policy(&object.spec);
@@ -118,10 +122,13 @@ fn of_object<'a>(
     let renamed = |problem: Problem| Problem { message: problem.message.replace("spec.driver", "spec"), ..problem };
     driver::check(&spec, facts).map_err(renamed)?;
     let precompiled = object.spec.use_precompiled.unwrap_or(false);
-    let pools: BTreeSet<Pool> = nodes
-        .filter(|node| !precompiled || !node.host.kernel.is_empty())
-        .map(|node| pool(object, node, precompiled))
-        .collect();
+    let built = match (precompiled, toolkit) {
+        (true, _) => Built::Precompiled,
+        (false, true) => Built::ByToolkit,
+        (false, false) => Built::OnTheNode,
+    };
+    let known = nodes.filter(|node| !precompiled || !node.host.kernel.is_empty());
+    let pools: BTreeSet<Pool> = known.map(|node| pool(object, node, built)).collect::<Result<_, _>>()?;
     let of_pool = |pool: Pool| {
         let driver = driver::of_pool(&spec, pool, facts).map_err(renamed)?;
         Ok(Driver { placement: Some(placement(object)), ..driver })
@@ -129,22 +136,43 @@ fn of_object<'a>(
     pools.into_iter().map(of_pool).collect()
 }
 
+/// Where a driver's modules are made: that decides which nodes can share a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Built {
+    OnTheNode,
+    Precompiled,
+    ByToolkit,
+}
+
 /// Named as the peer names them: by type and pool, and told apart by a hash.
-fn pool(object: &NVIDIADriver, node: &GPUNodeFacts, precompiled: bool) -> Pool {
+fn pool(object: &NVIDIADriver, node: &GPUNodeFacts, built: Built) -> Result<Pool, Problem> {
     let base = match object.spec.driver_type {
         DriverType::Gpu => "nvidia-gpu-driver",
         DriverType::Vgpu => "nvidia-vgpu-driver",
         DriverType::VgpuHostManager => "nvidia-vgpu-manager",
     };
     let os = node.host.tag();
-    let kernel = precompiled.then(|| node.host.kernel.clone());
-    let named = match &kernel {
-        Some(kernel) => format!("{base}-{os}-{}", kernel_in_name(kernel)),
-        None => format!("{base}-{os}"),
+    let (kernel, rhcos, named) = match built {
+        Built::OnTheNode => (None, None, format!("{base}-{os}")),
+        Built::Precompiled => {
+            let kernel = node.host.kernel.clone();
+            let named = format!("{base}-{os}-{}", kernel_in_name(&kernel));
+            (Some(kernel), None, named)
+        }
+        Built::ByToolkit => {
+            let rhcos = node.host.rhcos.clone().ok_or_else(|| pools::no_rhcos(&node.host))?;
+            let named = format!("{base}-{}", kernel_in_name(&rhcos));
+            (None, Some(rhcos), named)
+        }
     };
     let whole = format!("{} {named} {}", object.uid().unwrap_or_default(), kernel.as_deref().unwrap_or_default());
     let short: String = named.chars().take(54).collect();
-    Pool { set: format!("{}-{:08x}", short.trim_end_matches(['-', '.']), fnv1a(whole.as_bytes())), os, kernel }
+    Ok(Pool {
+        set: format!("{}-{:08x}", short.trim_end_matches(['-', '.']), fnv1a(whole.as_bytes())),
+        os,
+        kernel,
+        rhcos,
+    })
 }
 
 /// FNV-1a, 32 bit: the same in every build.

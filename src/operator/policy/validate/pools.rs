@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Facts, facts::Host};
+use super::{
+    Facts, Problem,
+    facts::{Host, OSTREE_VERSION, Platform},
+};
 use crate::operator::host::{kernel_in_name, label_value};
 
 /// The nodes of one driver `DaemonSet`.
@@ -14,6 +17,8 @@ pub struct Pool {
     pub os: String,
     /// `uname -r`, where the driver was compiled for it.
     pub kernel: Option<String>,
+    /// Version of Red Hat CoreOS, where OpenShift's driver toolkit builds the driver for it.
+    pub rhcos: Option<String>,
 }
 
 impl Pool {
@@ -64,7 +69,7 @@ pub fn by_system(base: &str, facts: &Facts) -> Vec<Pool> {
             }
             None => format!("{base}-{os}"),
         };
-        pools.push(Pool { set, os: os.clone(), kernel: None });
+        pools.push(Pool { set, os: os.clone(), kernel: None, rhcos: None });
     }
     pools
 }
@@ -76,7 +81,47 @@ pub fn by_kernel(base: &str, facts: &Facts) -> Vec<Pool> {
         set: format!("{base}-{}-{}", kernel_in_name(&host.kernel), host.tag()),
         os: host.tag(),
         kernel: Some(host.kernel.clone()),
+        rhcos: None,
     }))
+}
+
+/// One pool for each version of Red Hat CoreOS, for OpenShift's driver toolkit.
+pub fn by_rhcos(base: &str, facts: &Facts) -> Vec<Pool> {
+    let pool = |host: &Host| {
+        let rhcos = host.rhcos.clone()?;
+        Some(Pool {
+            set: format!("{base}-{}", kernel_in_name(&rhcos)),
+            os: host.tag(),
+            kernel: None,
+            rhcos: Some(rhcos),
+        })
+    };
+    unique(facts.hosts.iter().filter_map(pool))
+}
+
+/// How the nodes that need a module built share their sets.
+pub fn for_building(base: &str, toolkit: bool, facts: &Facts) -> Result<Vec<Pool>, Problem> {
+    // Without its objects it is not known whether this is OpenShift: no pool, and what runs stays.
+    if facts.platform == Platform::NotYet {
+        return Ok(Vec::new());
+    }
+    if !toolkit || facts.openshift().is_none() {
+        return Ok(by_system(base, facts));
+    }
+    match facts.hosts.iter().find(|host| host.rhcos.is_none()) {
+        None => Ok(by_rhcos(base, facts)),
+        Some(host) => Err(no_rhcos(host)),
+    }
+}
+
+pub fn no_rhcos(host: &Host) -> Problem {
+    Problem {
+        reason: "RHCOSVersionUnknown",
+        message: format!(
+            "a GPU node with {} has no label {OSTREE_VERSION}, which OpenShift's driver toolkit needs: install the Node Feature Discovery operator, or set spec.operator.use_ocp_driver_toolkit of the ClusterPolicy to false for driver images that need no toolkit",
+            host.os
+        ),
+    }
 }
 
 /// Sets of `base` that are not to be taken away though they are none of `pools`: a node still wants them, and its agent
@@ -105,7 +150,8 @@ mod tests {
     const BASE: &str = "nvidia-driver-daemonset";
 
     fn facts(hosts: &[(&str, &str)]) -> Facts {
-        let host = |(os, kernel): &(&str, &str)| Host { os: (*os).to_owned(), kernel: (*kernel).to_owned() };
+        let host =
+            |(os, kernel): &(&str, &str)| Host { os: (*os).to_owned(), kernel: (*kernel).to_owned(), rhcos: None };
         Facts { hosts: hosts.iter().map(host).collect(), ..Facts::default() }
     }
 

@@ -81,7 +81,8 @@ fn vgpu_managers(
     let wanted = || {
         // Judged also while there is no node to run it on.
         container::container("vgpuManager", &manager.component.container, None, facts)?;
-        pools::by_system(VGPU_MANAGER, facts).into_iter().map(of_pool).collect()
+        let toolkit = spec.operator.use_ocp_driver_toolkit.unwrap_or(false);
+        pools::for_building(VGPU_MANAGER, toolkit, facts)?.into_iter().map(of_pool).collect()
     };
     Drivers::of(VGPU_MANAGER, wanted(), |manager| &manager.pool, facts, problems)
 }

@@ -296,7 +296,7 @@ fn dcgm_exporter(spec: &ClusterPolicySpec, facts: &Facts) -> Result<DcgmExporter
     })
 }
 
-/// Condition: an exporter's `ServiceMonitor` that was asked for is there.
+/// Condition: an exporter's monitor that was asked for is there.
 pub const MONITORED: &str = "ServiceMonitorApplied";
 
 /// Nothing to say where none was asked for, or none can be missing.

@@ -49,7 +49,7 @@ fn ubuntu() -> Facts {
 }
 
 pub(in crate::operator::policy) fn of_systems(systems: &[&str]) -> Facts {
-    let hosts = systems.iter().map(|os| Host { os: (*os).to_owned(), kernel: String::new() });
+    let hosts = systems.iter().map(|os| Host { os: (*os).to_owned(), ..Host::default() });
     Facts { hosts: hosts.collect(), ..Facts::default() }
 }
 
@@ -101,7 +101,7 @@ fn each_operating_system_has_its_driver_with_its_own_image() {
 fn a_precompiled_driver_needs_a_branch_and_has_an_image_for_each_kernel() {
     let mut policy = valid();
     policy.spec.driver.use_precompiled = Some(true);
-    let host = |kernel: &str| Host { os: "ubuntu24.04".to_owned(), kernel: kernel.to_owned() };
+    let host = |kernel: &str| Host { os: "ubuntu24.04".to_owned(), kernel: kernel.to_owned(), rhcos: None };
     let facts = Facts { hosts: [host("6.8.0-31-generic"), host("6.8.0-32-generic")].into(), ..Facts::default() };
     let of = |policy: &ClusterPolicy, facts: &Facts| validate(policy, &GPUVirtConfigSpec::default(), facts);
     let whole = of(&policy, &facts);

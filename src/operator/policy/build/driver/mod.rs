@@ -21,6 +21,7 @@ use k8s_openapi::{
 
 use super::{
     Installation, VGPU_HOST_DRIVERS,
+    openshift::{adapt, own_app},
     pod::{
         Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged,
         privileged_s0, pull_secrets,
@@ -105,6 +106,8 @@ pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &In
             own(&mut set, pool, placement);
         }
     }
+    let resources = &driver.container.resources;
+    adapt(&mut set, "nvidia-driver-ctr", pool, settings.openshift.as_ref(), resources);
     set
 }
 
@@ -146,7 +149,7 @@ pub(super) fn select(set: &mut DaemonSet, base: &str, pool: &Pool) {
     let spec = set.spec.as_mut().expect("an operand should have a spec");
     let pod = spec.template.spec.as_mut().expect("an operand should have a pod");
     pod.node_selector.get_or_insert_default().extend(own(&marks));
-    if pool.set == base {
+    if pool.set == base || own_app(pool) {
         return;
     }
     // All pods of a driver are found by one value of `app`; a set needs more to tell its own.

@@ -32,7 +32,11 @@ fn driver(name: &str, change: impl FnOnce(&mut NVIDIADriverSpec)) -> NVIDIADrive
 
 fn node(name: &str, os: &str, kernel: &str, labels: &[(&str, &str)]) -> GPUNodeFacts {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    GPUNodeFacts { name: name.to_owned(), host: Host { os: os.to_owned(), kernel: kernel.to_owned() }, labels }
+    GPUNodeFacts {
+        name: name.to_owned(),
+        host: Host { os: os.to_owned(), kernel: kernel.to_owned(), rhcos: None },
+        labels,
+    }
 }
 
 fn facts(nodes: Vec<GPUNodeFacts>, drivers: Vec<NVIDIADriver>) -> Facts {

@@ -94,10 +94,7 @@ fn nothing() -> Vec<Row> {
     );
     rows.extend(unused_below("operator.initContainer", &IMAGE, "deprecated: no operand has it"));
     rows.extend(unused(&["operator.defaultRuntime"], "deprecated: the runtime is read from the nodes"));
-    rows.extend(unused(
-        &["operator.use_ocp_driver_toolkit"],
-        "OpenShift's driver toolkit is not rendered by this version",
-    ));
+    rows.push(elsewhere("operator.use_ocp_driver_toolkit", "on OpenShift alone: build/openshift.rs"));
     rows.extend(unused_below(
         "operator",
         &[
