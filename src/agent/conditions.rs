@@ -7,11 +7,11 @@ use crds::{
 };
 use vfio::{Gpu, Inventory, PciAddress, iommu::Acs};
 
-use super::{device_plugin::States, health::Ailments, offer::leader, translate::Report};
+use super::{checks, device_plugin::States, health::Ailments, offer::leader, translate::Report};
 
 pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
     let inventory = &report.observation.inventory;
-    vec![
+    let mut verdicts = vec![
         iommu(inventory),
         modes(gpus),
         observed(report),
@@ -19,7 +19,9 @@ pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
         healthy(&report.offered.ailments),
         groups(inventory),
         fabric(inventory, gpus.iter().any(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough))),
-    ]
+    ];
+    verdicts.extend(checks::verdicts(report.wish, report.observation));
+    verdicts
 }
 
 fn iommu(inventory: &Inventory) -> Verdict {

@@ -10,6 +10,7 @@
 //! ```
 //! Ending the agent changes nothing on the host: the next one goes on from the journal.
 
+mod checks;
 mod conditions;
 mod desired;
 mod dev_nodes;
@@ -156,6 +157,7 @@ struct Agent {
     reporter: Reporter,
     news: News,
     desired: Desired,
+    checks: checks::Files,
     ends: HolderEnds,
     nodes: DevNodes,
     due: Arc<Notify>,
@@ -203,6 +205,7 @@ impl Agent {
             reporter: Reporter::new(client.clone(), config.node.clone()),
             news: News::new(Events::new(client, "gpuvirt-agent", &config.identity)),
             desired: Desired::below(&config.host_root),
+            checks: checks::Files::below(&config.host_root),
             ends: HolderEnds::default(),
             nodes,
             due,
@@ -308,6 +311,9 @@ impl Agent {
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
             self.offer.clone_from(&offered.offer);
             self.plugins.offer(offered.offer.clone());
+        }
+        if wish.spec.mode.is_some() || !wish.spec.gpus.is_empty() {
+            self.checks.keep(&wish, &observation);
         }
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
