@@ -41,7 +41,7 @@ enum Command {
     /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
     Uninstall(UninstallArgs),
     /// Makes room for an NVIDIA driver: unloads what an earlier one has left.
-    PrepareDriver(HostArgs),
+    PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
@@ -60,6 +60,8 @@ enum Command {
     },
     /// Waits until a check has passed on this node; for init containers.
     Wait(chain::WaitArgs),
+    /// Tells Prometheus what the checks of a container node have found.
+    NodeStatus(chain::NodeStatusArgs),
     /// Asks NVML once; the parent has a deadline for it.
     #[command(name = nvml::COMMAND, hide = true)]
     Nvml(chain::NvmlArgs),
@@ -246,7 +248,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             uninstall::run(&client, &args.into()).await?;
             anyhow::Ok(())
         }))?,
-        Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
+        Command::PrepareDriver(args) => runtime()?.block_on(async {
+            crate::prepare_driver::run(&args.into(), &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
             let subject = args.subject.into();
@@ -271,6 +276,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Wait(args) => runtime()?.block_on(async {
             chain::wait(args, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::NodeStatus(args) => runtime()?.block_on(async {
+            crate::node_status::run(args.into(), shutdown()?).await?;
             anyhow::Ok(())
         })?,
         Command::Nvml(args) => return Ok(chain::nvml(&args)),

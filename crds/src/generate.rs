@@ -29,6 +29,7 @@ pub enum Error {
 pub fn generated() -> Vec<(&'static str, CustomResourceDefinition)> {
     vec![
         ("nvidia.com_clusterpolicies.yaml", crd::<v1::ClusterPolicy>(MissingSpec::Kept)),
+        ("nvidia.com_nvidiadrivers.yaml", crd::<v1alpha1::NVIDIADriver>(MissingSpec::Kept)),
         ("gpuvirt.io_gpunodes.yaml", crd::<v1alpha1::GPUNode>(MissingSpec::Defaulted)),
         ("gpuvirt.io_gpuvirtconfigs.yaml", crd::<v1alpha1::GPUVirtConfig>(MissingSpec::Defaulted)),
         ("gpuvirt.io_gputransitions.yaml", crd::<v1alpha1::GPUTransition>(MissingSpec::Refused)),

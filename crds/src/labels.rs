@@ -37,6 +37,10 @@ pub const NFD_HINTS: [&str; 3] = [
 pub const OS: &str = "gpuvirt.io/os";
 /// A node's kernel version, with `_` for what a label may not have. Written by the operator from the agent's report.
 pub const KERNEL: &str = "gpuvirt.io/kernel";
+/// The `NVIDIADriver` that a node belongs to. Written by the operator.
+pub const DRIVER_OWNER: &str = "nvidia.com/gpu-operator.driver.owner";
+/// On driver DaemonSets: the `NVIDIADriver` that asked for it.
+pub const NVIDIA_DRIVER: &str = "gpuvirt.io/nvidia-driver";
 /// Tells the pods of driver DaemonSets apart that share a value of `app`.
 pub const DRIVER_POOL: &str = "gpuvirt.io/driver-pool";
 /// On every object that the operator applies: which ClusterPolicy asked for it.
@@ -66,6 +70,9 @@ pub const DRY_RUN: &str = "gpuvirt.io/dry-run";
 pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";
 /// `"true"` beside it: the whole field was unset before our first entry, and is unset again after our last.
 pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-unset";
+
+/// `"true"` on a KubeVirt or `HyperConverged` object: we have told it to make no mediated devices.
+pub const MEDIATED_DEVICES_OFF: &str = "gpuvirt.io/mediated-devices-off";
 
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";

@@ -1,7 +1,7 @@
 //! Schemas that derive cannot make: validation rules, and parts of Kubernetes without their page-long descriptions.
 
 use k8s_openapi::{
-    api::core::v1::{PodSecurityContext, Toleration},
+    api::core::v1::{NodeAffinity, PodSecurityContext, Toleration},
     apimachinery::pkg::apis::meta::v1::Condition,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema, transform::transform_subschemas};
@@ -37,6 +37,10 @@ pub(crate) fn tolerations(generator: &mut SchemaGenerator) -> Schema {
 
 pub(crate) fn pod_security_context(generator: &mut SchemaGenerator) -> Schema {
     bare::<PodSecurityContext>(generator)
+}
+
+pub(crate) fn node_affinity(generator: &mut SchemaGenerator) -> Schema {
+    bare::<NodeAffinity>(generator)
 }
 
 pub(crate) fn conditions(generator: &mut SchemaGenerator) -> Schema {

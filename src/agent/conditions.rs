@@ -21,6 +21,7 @@ pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
         fabric(inventory, gpus.iter().any(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough))),
     ];
     verdicts.extend(checks::verdicts(report.wish, report.observation));
+    verdicts.extend(report.container.verdicts(report.wish));
     verdicts
 }
 

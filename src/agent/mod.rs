@@ -12,6 +12,7 @@
 
 mod checks;
 mod conditions;
+mod container_node;
 mod desired;
 mod dev_nodes;
 pub mod device_plugin;
@@ -53,6 +54,7 @@ use tokio::{
 use vfio::Root;
 
 use self::{
+    container_node::ContainerNode,
     desired::Desired,
     dev_nodes::DevNodes,
     device_plugin::{DevicePlugins, Offer},
@@ -172,6 +174,7 @@ struct Agent {
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
+    host_root: PathBuf,
     /// The kubelet's pod-resources socket.
     kubelet: PathBuf,
 }
@@ -216,7 +219,8 @@ impl Agent {
             reborn: None,
             telemetry,
             metrics,
-            resync: jittered(config.resync, &config.node),
+            resync: patience::jittered(config.resync, &config.node),
+            host_root: config.host_root.clone(),
             kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
         })
     }
@@ -312,9 +316,7 @@ impl Agent {
             self.offer.clone_from(&offered.offer);
             self.plugins.offer(offered.offer.clone());
         }
-        if wish.spec.mode.is_some() || !wish.spec.gpus.is_empty() {
-            self.checks.keep(&wish, &observation);
-        }
+        self.checks.keep(&wish, &observation);
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
         let reported = match known {
@@ -401,6 +403,7 @@ impl Agent {
                 observation,
                 plugins: &plugins,
                 offered,
+                container: &ContainerNode::look(&self.host_root),
                 generation: gpu_node.metadata.generation.unwrap_or_default(),
                 old: gpu_node.status.as_ref().and_then(|status| status.agent.as_ref()),
             },
@@ -413,12 +416,6 @@ impl Agent {
 /// A GPU that a pod has and no process holds: the kubelet tells nobody when the pod is gone.
 fn only_allocated(observation: &Observation) -> bool {
     observation.holders.values().any(|holders| holders.iter().all(|holder| holder.pid == 0))
-}
-
-/// Agents of a cluster that started together do not look together. Up to a tenth later, by the node's name.
-fn jittered(resync: Duration, node: &str) -> Duration {
-    let sum: u32 = node.bytes().map(u32::from).sum();
-    resync + resync.mul_f64(f64::from(sum % 100) / 1000.0)
 }
 
 fn below(host_root: &Path, path: &Path) -> PathBuf {

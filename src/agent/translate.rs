@@ -14,6 +14,7 @@ use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviati
 
 use super::{
     conditions,
+    container_node::ContainerNode,
     device_plugin::{Offer, ResourceName, States, names},
     health,
     offer::{self, Offered},
@@ -81,6 +82,7 @@ pub struct Report<'a> {
     pub observation: &'a Observation,
     pub plugins: &'a States,
     pub offered: &'a Offered,
+    pub container: &'a ContainerNode,
     pub generation: i64,
     pub old: Option<&'a AgentStatus>,
 }
@@ -88,13 +90,16 @@ pub struct Report<'a> {
 pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
     let inventory = &report.observation.inventory;
     let gpus: Vec<GPUStatus> = inventory.gpus().iter().map(|gpu| gpu_status(report, gpu)).collect();
-    let old = report.old.map(|old| old.conditions.as_slice()).unwrap_or_default();
+    let verdicts = conditions::verdicts(report, &gpus);
+    let mut old = report.old.map(|old| old.conditions.clone()).unwrap_or_default();
+    // A node that is not checked any more has no verdict either.
+    old.retain(|condition| verdicts.iter().any(|verdict| verdict.type_ == condition.type_));
     AgentStatus {
         observed_generation: report.generation,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         summary: summary(&gpus),
-        host: host(inventory),
-        conditions: merge(old, &conditions::verdicts(report, &gpus), Some(report.generation), now),
+        host: HostFacts { driver: report.container.driver.clone(), ..host(inventory) },
+        conditions: merge(&old, &verdicts, Some(report.generation), now),
         gpus,
         vgpu: vgpus::state(report),
         resources: resources(report.plugins, &report.offered.offer),
@@ -189,6 +194,7 @@ fn host(inventory: &Inventory) -> HostFacts {
         os: format!("{}{}", facts.os_id, facts.os_version),
         iommu: facts.iommu,
         iommufd: facts.iommufd,
+        driver: None,
     }
 }
 

@@ -1,14 +1,14 @@
 //! Flags of the chain's commands.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
 
 use super::duration;
 use crate::{
-    cuda, nvml,
+    cuda, node_status, nvml, prepare_driver,
     shutdown::Shutdown,
-    validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations, VfioPci},
+    validator::{self, Check, Cuda, DIRECTORY, Driver, Own, Plugin, Toolkit, Validations, VfioPci},
 };
 
 /// This program, whatever has become of its file.
@@ -27,6 +27,8 @@ pub(super) enum Validate {
         /// As in `90s` or `5m`.
         #[arg(long, default_value = "5m", value_parser = duration)]
         timeout: Duration,
+        #[command(flatten)]
+        workload: WorkloadArgs,
     },
     /// The kubelet offers GPUs.
     Plugin {
@@ -37,6 +39,8 @@ pub(super) enum Validate {
         /// As in `90s` or `5m`.
         #[arg(long, default_value = "150s", value_parser = duration)]
         timeout: Duration,
+        #[command(flatten)]
+        workload: WorkloadArgs,
     },
     /// The GPUs of this node are bound for virtual machines.
     VfioPci {
@@ -50,6 +54,25 @@ pub(super) enum Validate {
     },
     /// Stays while the node's checks hold, and takes their files away at the end.
     Hold(ValidationsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct WorkloadArgs {
+    /// Lets a pod of its own compute, too.
+    #[arg(long, env = "WITH_WORKLOAD", default_value = "false", action = clap::ArgAction::Set, value_parser = BoolishValueParser::new(), requires_if("true", "pod"))]
+    with_workload: bool,
+    /// This pod, which the other one is like.
+    #[arg(long, env = "POD_NAME")]
+    pod: Option<String>,
+    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = "gpuvirt")]
+    namespace: String,
+}
+
+impl WorkloadArgs {
+    fn own(self) -> Option<Own> {
+        let Self { with_workload, pod, namespace } = self;
+        pod.filter(|_| with_workload).map(|pod| Own { namespace, pod })
+    }
 }
 
 #[derive(Debug, Args)]
@@ -97,6 +120,38 @@ pub(super) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct PrepareArgs {
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the host's `/run/nvidia` is mounted, with what is unmounted there unmounted on the host.
+    #[arg(long, default_value = "/run/nvidia")]
+    run_dir: PathBuf,
+    /// Of the driver that is to come: one that is loaded with the same stays.
+    #[arg(long, env = "DRIVER_CONFIG_DIGEST")]
+    digest: Option<String>,
+    /// How long users of an old driver are waited for, as in `90s` or `5m`.
+    #[arg(long, default_value = "10m", value_parser = duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NodeStatusArgs {
+    #[command(flatten)]
+    validations: ValidationsArgs,
+    #[arg(long, env = "NODE_NAME")]
+    node: String,
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the driver pod's root is.
+    #[arg(long, default_value = "/run/nvidia/driver")]
+    driver_root: PathBuf,
+    #[arg(long, default_value = "0.0.0.0:8000")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct NvmlArgs {
     /// The root that has the driver.
     #[arg(long, default_value = "/")]
@@ -125,12 +180,18 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
     match check {
         Validate::Driver(args) => Driver::from(args).run(shutdown).await,
         Validate::Toolkit(args) => Toolkit { validations: args.into(), helper: SELF.into() }.run().await,
-        Validate::Cuda { validations, timeout } => {
-            Cuda { validations: validations.into(), patience: timeout, helper: SELF.into() }.run(shutdown).await
+        Validate::Cuda { validations, timeout, workload } => {
+            let workload = match workload.own() {
+                Some(own) => Some((kube::Client::try_default().await.map_err(validator::Error::Client)?, own)),
+                None => None,
+            };
+            let check = Cuda { validations: validations.into(), patience: timeout, workload, helper: SELF.into() };
+            check.run(shutdown).await
         }
-        Validate::Plugin { validations, node, timeout } => {
+        Validate::Plugin { validations, node, timeout, workload } => {
             let client = kube::Client::try_default().await.map_err(validator::Error::Client)?;
-            Plugin { validations: validations.into(), node, patience: timeout }.run(client, shutdown).await
+            let check = Plugin { validations: validations.into(), node, patience: timeout, workload: workload.own() };
+            check.run(client, shutdown).await
         }
         Validate::VfioPci { validations, devices, timeout } => {
             VfioPci { validations: validations.into(), devices, patience: timeout }.run(shutdown).await
@@ -141,6 +202,31 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
 
 pub(super) async fn wait(args: WaitArgs, shutdown: &Shutdown) -> Result<(), validator::Error> {
     validator::wait(&args.validations.into(), args.check, shutdown).await
+}
+
+impl From<PrepareArgs> for prepare_driver::Options {
+    fn from(args: PrepareArgs) -> Self {
+        Self {
+            host_root: args.host_root,
+            run_dir: args.run_dir,
+            digest: args.digest,
+            patience: args.timeout,
+            helper: SELF.into(),
+        }
+    }
+}
+
+impl From<NodeStatusArgs> for node_status::Config {
+    fn from(args: NodeStatusArgs) -> Self {
+        Self {
+            node: args.node,
+            listen: args.listen,
+            host_root: args.host_root,
+            validations: args.validations.into(),
+            driver_root: args.driver_root,
+            helper: SELF.into(),
+        }
+    }
 }
 
 impl From<DriverArgs> for Driver {

@@ -16,6 +16,7 @@ mod guard;
 mod host;
 pub mod kubevirt;
 pub mod node;
+mod owner;
 mod pod_watches;
 pub mod policy;
 mod spelling;
@@ -115,6 +116,8 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
     follow.extend(follow_kubevirt);
+    let (nvidia_drivers, follow_drivers) = policy::NVIDIADriverWatch::new(client, &wake.policy);
+    follow.push(follow_drivers);
     let instances = Arc::default();
     let (explainer, follow_instances) = Explainer::new(client, &world, events.clone(), &wake, &instances);
     follow.push(follow_instances);
@@ -153,6 +156,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,
         runtimes: policy::Runtimes::default(),
+        nvidia_drivers,
         node_policy: policy_tx,
     });
     wake.policy.notify_one();

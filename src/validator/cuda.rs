@@ -2,14 +2,17 @@
 
 use std::{ffi::OsString, process::Stdio, time::Duration};
 
+use kube::Client;
 use tokio::{process::Command, time::timeout};
 
-use super::{Check, Error, Validations};
+use super::{Check, Error, Own, Validations, Workload};
 use crate::{cuda, shutdown::Shutdown};
 
 pub struct Cuda {
     pub validations: Validations,
     pub patience: Duration,
+    /// A pod of its own shows it too.
+    pub workload: Option<(Client, Own)>,
     /// This program, to be run as a child.
     pub helper: OsString,
 }
@@ -24,9 +27,11 @@ impl Cuda {
         };
         let reason = match ended {
             Ok(Ok(output)) if output.status.success() => {
-                self.validations.write(Check::Cuda.file(), "")?;
                 tracing::info!("{}", String::from_utf8_lossy(&output.stdout).trim());
-                return Ok(());
+                match self.in_a_pod(shutdown).await {
+                    Ok(()) => return self.validations.passed(Check::Cuda, ""),
+                    Err(reason) => reason,
+                }
             }
             Ok(Ok(output)) => {
                 let said = String::from_utf8_lossy(&output.stderr);
@@ -39,9 +44,15 @@ impl Cuda {
             Ok(Err(error)) => format!("the child that computes does not start: {error}"),
             Err(_) => format!("no answer within {} s", self.patience.as_secs()),
         };
-        self.validations.remove(Check::Cuda.file())?;
-        Err(Error::Unmet(format!(
-            "CUDA does not work in this container: {reason}; see nvidia-smi and dmesg on the node"
-        )))
+        let reason = format!("CUDA does not work in this container: {reason}; see nvidia-smi and dmesg on the node");
+        self.validations.failed(Check::Cuda, &reason)?;
+        Err(Error::Unmet(reason))
+    }
+
+    async fn in_a_pod(&self, shutdown: &Shutdown) -> Result<(), String> {
+        match &self.workload {
+            None => Ok(()),
+            Some((client, own)) => Workload::Cuda.run(client, own, self.patience, shutdown).await,
+        }
     }
 }

@@ -7,6 +7,8 @@
 mod support;
 
 mod access;
+mod chart;
+mod drivers;
 mod explain;
 mod guard;
 mod hyperconverged;
@@ -16,8 +18,10 @@ mod labels;
 mod leadership;
 mod modes;
 mod policy;
+mod rolling;
 mod schema;
 mod stack;
 mod teardown;
 mod transitions;
 mod uninstall;
+mod vgpu;

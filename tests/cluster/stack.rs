@@ -163,6 +163,27 @@ fn variants() -> Vec<(&'static str, Value)> {
             }}),
         ),
         ("MIG", json!({"mig": {"strategy": "mixed"}, "migManager": {"config": {"name": "layouts"}}})),
+        (
+            "vGPU host driver",
+            json!({"vgpuManager": {
+                "enabled": true, "repository": "registry.example", "image": "vgpu-manager", "version": "1",
+                "kernelModuleConfig": {"name": "modules"},
+            }}),
+        ),
+        (
+            "kata",
+            json!({
+                "sandboxWorkloads": {"mode": "kata"},
+                "kataSandboxDevicePlugin": {"enabled": true, "image": "registry.example/plugin:1"},
+                "ccManager": {"enabled": true, "image": "registry.example/cc-manager:1", "defaultMode": "off"},
+            }),
+        ),
+        (
+            "passthrough by default",
+            json!({"sandboxWorkloads": {"mode": "kubevirt", "defaultWorkload": "vm-passthrough"}}),
+        ),
+        ("precompiled", json!({"driver": {"usePrecompiled": true, "version": "595"}})),
+        ("service monitor", json!({"dcgmExporter": {"serviceMonitor": {"enabled": true}}})),
         ("sandbox off", json!({"sandboxWorkloads": {"enabled": false}})),
         ("on delete", json!({"daemonsets": {"updateStrategy": "OnDelete"}})),
     ]
@@ -242,5 +263,28 @@ fn a_missing_config_map_is_named_and_its_coming_is_noticed() {
         policies::until(t, POLICY, PolicyState::NotReady, "ConfigMapKeyMissing", &["no key any", "other"]).await;
         config_map(t, "slices", "any").await;
         policies::until(t, POLICY, PolicyState::Ready, "Reconciled", &[]).await;
+    });
+}
+
+#[test]
+fn a_service_monitor_without_the_prometheus_operator_is_a_condition_and_no_reason_to_be_not_ready() {
+    turn(async |t| {
+        let _operator = t.operator("op-1").await;
+        let mut policy = policies::valid(POLICY);
+        let exporter =
+            json!({"enabled": true, "image": "registry.example/exporter:1", "serviceMonitor": {"enabled": true}});
+        policy["spec"]["dcgmExporter"] = exporter;
+        policies::create(t, policy).await;
+        let condition = |policy: &ClusterPolicy| {
+            let conditions = policy.status.iter().flat_map(|status| &status.conditions);
+            conditions.clone().find(|c| c.type_ == "ServiceMonitorApplied").map(|c| c.message.clone())
+        };
+        let said =
+            wait::until(&t.all(), POLICY, "it is said", |policy: &ClusterPolicy| condition(policy).is_some()).await;
+        assert!(condition(&said).expect("a condition").contains("servicemonitors.monitoring.coreos.com"));
+        let _kubelets = Kubelets::start(t);
+        policies::until(t, POLICY, PolicyState::Ready, "NoGPUNodes", &[]).await;
+        policies::patch(t, POLICY, &json!({"spec": {"dcgmExporter": {"serviceMonitor": {"enabled": false}}}})).await;
+        wait::until(&t.all(), POLICY, "it goes", |policy: &ClusterPolicy| condition(policy).is_none()).await;
     });
 }

@@ -1,5 +1,7 @@
 //! Changes of nodes that are in use, as people see them: in `GPUTransition`, on the node, and in what happens to its pods.
 
+use std::path::Path;
+
 use crds::{
     WorkloadMode, labels,
     v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig, Holder, TransitionPhase as Phase},
@@ -15,14 +17,20 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{
-    agents::{Agent, qemu, t4},
-    cluster::{command, run},
-    kubelets::Kubelets,
-    nodes, policies,
-    tape::{Tape, Written, version},
-    turn::{Turn, turn},
-    wait,
+use crate::{
+    explain::held_by,
+    kubevirt::{nic, offering, until_permitted, with_kubevirt},
+    support::{
+        agents::{Agent, T4, qemu, t4},
+        cluster::{command, run},
+        identity,
+        kubelets::Kubelets,
+        kubevirt::{self, VMS},
+        nodes, policies,
+        tape::{Tape, Written, version},
+        turn::{Turn, turn},
+        wait,
+    },
 };
 
 const POLICY: &str = "cluster-policy";
@@ -77,12 +85,8 @@ async fn gpu_pod(t: &Turn, agent: &Agent, name: &str) -> Pod {
     let pod =
         wait::eventually("the namespace takes pods", async || pods.create(&PostParams::default(), &pod).await.ok())
             .await;
-    let holder = Holder {
-        command: "kubelet".to_owned(),
-        path: "pod-resources".to_owned(),
-        pod: Some(format!("{ML}/{name}")),
-        ..Holder::default()
-    };
+    // NVIDIA's device plugin gave it the GPU: the agent sees who has it open, and the pod's UID in its cgroup.
+    let holder = Holder { pid: 4711, command: "python3".to_owned(), path: "/dev/nvidia0".to_owned(), pod: pod.uid() };
     agent.change(|host| host.gpus[0].holders = vec![holder]);
     pod
 }
@@ -338,5 +342,47 @@ fn an_operator_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on_from
         let all = phases(&done);
         assert!(all.windows(2).all(|two| two[0] != two[1]), "no phase twice: {all:?}");
         agent.until(t, "it serves", |node: &GPUNode| node.spec.mode == Some(WorkloadMode::VmPassthrough)).await;
+    });
+}
+
+fn approve(kubeconfig: &Path, plan: &str) -> Result<String, String> {
+    let arguments = ["approve", "n1", "--plan", plan];
+    run(command(env!("CARGO_BIN_EXE_gpuvirt"), arguments).env("KUBECONFIG", kubeconfig))
+}
+
+#[test]
+fn a_vm_is_stopped_only_by_the_approval_of_the_plan_that_names_it() {
+    turn(async |t| {
+        with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
+        let _kubelets = Kubelets::start(t);
+        config(t, json!({"evict": "PodsAndVMs"})).await;
+        let _operator = t.operator("op-1").await;
+        let agent = offering(t).await;
+        until_permitted(t, &["intel.com/x710", T4]).await;
+        kubevirt::start_machine(&t.client, "vm-1", &[T4]).await;
+        let launcher = kubevirt::until_launcher(&t.client, "vm-1").await.name_any();
+        agent.change(|host| host.gpus[0].holders = held_by(&format!("{VMS}/{launcher}")));
+        nodes::label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("container"))]).await;
+
+        let asks = until_phase(t, "n1", Phase::Blocked, "ApprovalNeeded").await;
+        let plan = asks.spec.plan_hash.clone();
+        assert_eq!(asks.status.as_ref().map(|s| s.affected_vms.clone()), Some(vec!["vms/vm-1".to_owned()]));
+        assert!(!unschedulable(t, "n1").await, "nothing has begun");
+        let operator = identity::service_account(t, "gpuvirt-operator", None).await;
+        let refused = approve(&operator, &plan).expect_err("the operator does not approve its own plans");
+        assert!(refused.contains("gpuvirt-approver"), "{refused}");
+        let refused = approve(&t.cluster.kubeconfig(), "0123456789abcdef").expect_err("another plan");
+        assert!(refused.contains(&plan), "{refused}");
+
+        let said = approve(&t.cluster.kubeconfig(), &plan).expect("this very plan");
+        assert!(said.contains(&plan), "{said}");
+        kubevirt::until(&kubevirt::machines(&t.client), "vm-1", "it is stopped and not deleted", |vm| {
+            vm.data.pointer("/spec/runStrategy").and_then(Value::as_str) == Some("Halted")
+        })
+        .await;
+        assert!(unschedulable(t, "n1").await);
+        agent.change(|host| host.gpus[0].holders.clear());
+        until_phase(t, "n1", Phase::Done, "Serving").await;
+        assert!(!unschedulable(t, "n1").await);
     });
 }

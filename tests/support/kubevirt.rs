@@ -127,6 +127,21 @@ pub async fn start_vm(client: &Client, name: &str, resources: &[&str]) -> Dynami
     .await
 }
 
+pub fn machines(client: &Client) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), VMS, &kind("kubevirt.io", "v1", "VirtualMachine"))
+}
+
+/// A `VirtualMachine` that is to run always, with such an instance.
+pub async fn start_machine(client: &Client, name: &str, resources: &[&str]) -> DynamicObject {
+    let mut machine = DynamicObject::new(name, &kind("kubevirt.io", "v1", "VirtualMachine"));
+    let template = json!({"metadata": {}, "spec": instance(name, resources).data["spec"]});
+    machine.data = json!({"spec": {"runStrategy": "Always", "template": template}});
+    wait::eventually("KubeVirt takes a machine", async || {
+        machines(client).create(&PostParams::default(), &machine).await.ok()
+    })
+    .await
+}
+
 fn instance(name: &str, resources: &[&str]) -> DynamicObject {
     let gpus: Vec<Value> = resources
         .iter()
@@ -150,8 +165,13 @@ pub async fn delete(client: &Client, name: &str) {
     wait::until_gone(&instances(client), &vm, "the instance goes").await;
 }
 
-/// Of every instance, if KubeVirt is there.
+/// Of every machine and instance, if KubeVirt is there.
 pub async fn delete_all(client: &Client) {
+    for machine in machines(client).list(&ListParams::default()).await.into_iter().flatten() {
+        let name = machine.name_any();
+        machines(client).delete(&name, &DeleteParams::default()).await.expect("a machine should be deletable");
+        wait::until_gone(&machines(client), &machine, "the machine goes").await;
+    }
     let Ok(found) = instances(client).list(&ListParams::default()).await else { return };
     for instance in found {
         delete(client, &instance.name_any()).await;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crds::{
     labels,
     v1::ClusterPolicy,
-    v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig},
+    v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig, NVIDIADriver},
 };
 use futures::future::join_all;
 use k8s_openapi::{
@@ -124,6 +124,7 @@ impl Turn {
         }
         remove(&policies).await;
         remove(&self.metadata_of::<GPUTransition>()).await;
+        remove(&self.metadata_of::<NVIDIADriver>()).await;
         remove(&self.metadata_of::<GPUVirtConfig>()).await;
         let ours = ListParams::default().labels(labels::POLICY);
         let _ = self.ours::<DaemonSet>().delete_collection(&DeleteParams::background(), &ours).await;

@@ -96,7 +96,9 @@ fn vgpus(gpu: PciAddress, layout: &Layout) -> Result<bool, Box<dyn Error>> {
     };
     let plan = |world: &VgpuWorld<'_>| vgpu::plan(world, gpu, layout);
     let (steps, result) = vgpu::apply(gpu, node.trim(), &mut kernel, &mut journal, look, plan);
-    steps.iter().for_each(|step| println!("{gpu}: {step}"));
+    for step in &steps {
+        println!("{gpu}: {step}");
+    }
     match &result {
         Ok(()) => {}
         Err(ApplyError::Refused(refusal)) => println!("{}: {refusal}", refusal.reason()),

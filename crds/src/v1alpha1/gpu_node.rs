@@ -30,6 +30,7 @@ use crate::{WorkloadMode, schema};
     printcolumn(name = "In use", type_ = "integer", json_path = ".status.agent.summary.inUse"),
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.agent.summary.driver"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.operator.reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.operator.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -166,6 +167,30 @@ pub struct HostFacts {
     /// Whether `/dev/iommu` exists.
     #[serde(default)]
     pub iommufd: bool,
+    /// Unset: the kernel module `nvidia` is not loaded, and the host has no driver of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<NvidiaDriver>,
+}
+
+/// The NVIDIA driver of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NvidiaDriver {
+    /// Of the loaded module, as in `595.91.07`; empty while none is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    pub origin: DriverOrigin,
+}
+
+/// Whose the driver is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DriverOrigin {
+    /// Installed on the host, and loaded: no driver pod is needed.
+    Host,
+    /// Installed on the host, and not loaded.
+    HostIdle,
+    /// The loaded module is not of the host's own driver: a driver pod's, or one that was left.
+    Pod,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -42,7 +42,7 @@ fn the_columns_of_a_node_are_those_of_the_contract() {
     let crd = crds::generated().into_iter().find(|(name, _)| *name == "gpuvirt.io_gpunodes.yaml").unwrap().1;
     let columns: Vec<_> =
         crd.spec.versions[0].additional_printer_columns.iter().flatten().map(|column| column.name.clone()).collect();
-    assert_eq!(columns, ["Mode", "Ready", "GPUs", "In use", "Driver", "Reason", "Age"]);
+    assert_eq!(columns, ["Mode", "Ready", "GPUs", "In use", "Driver", "Reason", "Message", "Age"]);
     assert_eq!(crd.spec.names.short_names, Some(vec!["gpun".to_owned()]));
 }
 

@@ -89,11 +89,32 @@ impl Dialect {
         }
     }
 
-    /// Key of the vendor and device id in an entry of `pciHostDevices`.
-    pub fn selector_key(self) -> &'static str {
-        match self.kind() {
-            Kind::KubeVirt => "pciVendorSelector",
-            Kind::HyperConverged => "pciDeviceSelector",
+    /// Key of what an entry of a list selects by.
+    pub fn selector_key(self, list: List) -> &'static str {
+        match (list, self.kind()) {
+            (List::Pci, Kind::KubeVirt) => "pciVendorSelector",
+            (List::Pci, Kind::HyperConverged) => "pciDeviceSelector",
+            (List::Mediated, _) => "mdevNameSelector",
+        }
+    }
+}
+
+/// A list of `permittedHostDevices` that entries of ours go into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum List {
+    /// By vendor and device id.
+    Pci,
+    /// By the name of a mediated device's type.
+    Mediated,
+}
+
+impl List {
+    pub const ALL: [Self; 2] = [Self::Pci, Self::Mediated];
+
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Pci => "pciHostDevices",
+            Self::Mediated => "mediatedDevices",
         }
     }
 }
@@ -111,9 +132,9 @@ impl Place {
         Self { dialect, namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
     }
 
-    /// The list that entries go into, as in `spec.configuration.permittedHostDevices.pciHostDevices`.
-    pub fn list(&self) -> String {
-        format!("{}.pciHostDevices", self.dialect.path().join("."))
+    /// Where a list is, as in `spec.configuration.permittedHostDevices.pciHostDevices`.
+    pub fn list(&self, list: List) -> String {
+        format!("{}.{}", self.dialect.path().join("."), list.key())
     }
 }
 

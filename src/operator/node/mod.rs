@@ -2,6 +2,7 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod course;
 pub mod decide;
 pub mod gates;
 pub mod mode;
@@ -135,7 +136,8 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         }
     };
     let pods = context.pods.get(&name);
-    let (users, all_named) = users(&context, &name, gpu_node).await;
+    let changes = mode::changes(node.labels(), &policy, gpu_node);
+    let (users, all_named) = users(&context, &name, gpu_node, changes).await;
     let layouts = policy.vgpu.as_ref().and_then(|source| context.layouts.get(source));
     let observed = Observed {
         name: &name,
@@ -164,11 +166,11 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
 }
 
 /// And whether all pods have been asked for their VMs.
-async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>) -> (Users, bool) {
+async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>, all: bool) -> (Users, bool) {
     let Some(agent) = gpu_node.and_then(|node| node.status.as_ref()).and_then(|status| status.agent.as_ref()) else {
         return (Users::default(), true);
     };
-    let (users, all_named) = context.users.of(node, agent).await;
+    let (users, all_named) = context.users.of(node, agent, all).await;
     let blockers = users.list.iter().filter_map(|user| context.instances.blocks_drain(user.vmi.as_deref()?)).collect();
     (Users { blockers, ..users }, all_named)
 }

@@ -1,16 +1,17 @@
 //! Whose pods have a node's GPUs, and which virtual machines these pods run.
 //!
-//! The agent knows pods by name, from the kubelet. A launcher's owner is its instance, so each pod's metadata is read
-//! once; pods are not watched for this.
+//! The agent knows pods that the kubelet gave something of ours by name. A launcher's owner is its instance, so each pod's
+//! metadata is read once; pods are not watched for this. A container with a GPU of NVIDIA's own device plugin has only its
+//! pod's UID there, which is looked up among the node's pods when the node is to change.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Mutex,
 };
 
-use crds::v1alpha1::{AgentStatus, GPUUser};
+use crds::v1alpha1::{AgentStatus, GPUStatus, GPUUser};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt, core::PartialObjectMeta};
+use kube::{Api, Client, ResourceExt, api::ListParams, core::PartialObjectMeta};
 
 /// Of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,15 +50,17 @@ pub struct UserNames {
     client: Client,
     /// By node.
     known: Mutex<HashMap<String, Launchers>>,
+    /// By node: names of pods by UID; `None` for one that is no pod of the API server's.
+    strangers: Mutex<HashMap<String, BTreeMap<String, Option<String>>>>,
 }
 
 impl UserNames {
     pub fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default() }
+        Self { client, known: Mutex::default(), strangers: Mutex::default() }
     }
 
-    /// And whether every pod could be asked about.
-    pub async fn of(&self, node: &str, agent: &AgentStatus) -> (Users, bool) {
+    /// And whether every pod could be asked about. `all`: also of pods that the agent knows by their UID only.
+    pub async fn of(&self, node: &str, agent: &AgentStatus, all: bool) -> (Users, bool) {
         let pods = pods(agent);
         let mut known = self.known.lock().expect("names lock should not be poisoned").remove(node).unwrap_or_default();
         known.retain(|pod, _| pods.contains_key(pod));
@@ -74,11 +77,39 @@ impl UserNames {
                 }
             }
         }
-        let users = users(pods, &known);
+        let mut users = users(pods, &known);
+        let uids = if all { strangers(agent, &users) } else { BTreeSet::new() };
+        match self.lookup(node, uids).await {
+            Ok(names) => users.names.extend(names),
+            Err(error) => {
+                tracing::warn!(node, %error, "pods cannot be listed: those with a GPU stay unnamed");
+                complete = false;
+            }
+        }
         if !known.is_empty() {
             self.known.lock().expect("names lock should not be poisoned").insert(node.to_owned(), known);
         }
         (users, complete)
+    }
+
+    /// One list for all that are new.
+    async fn lookup(&self, node: &str, uids: BTreeSet<String>) -> Result<BTreeMap<String, String>, kube::Error> {
+        let lock = || self.strangers.lock().expect("strangers lock should not be poisoned");
+        let mut known = lock().remove(node).unwrap_or_default();
+        known.retain(|uid, _| uids.contains(uid));
+        if uids.iter().any(|uid| !known.contains_key(uid)) {
+            let pods: Api<Pod> = Api::all(self.client.clone());
+            let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+            let listed = pods.list_metadata(&there).await?;
+            let names: HashMap<String, String> =
+                listed.iter().filter_map(|pod| Some((pod.uid()?, named(pod)))).collect();
+            known = uids.into_iter().map(|uid| (uid.clone(), names.get(&uid).cloned())).collect();
+        }
+        let names = known.iter().filter_map(|(uid, name)| Some((uid.clone(), name.clone()?))).collect();
+        if !known.is_empty() {
+            lock().insert(node.to_owned(), known);
+        }
+        Ok(names)
     }
 
     async fn launcher(&self, pod: &str) -> Result<Launcher, kube::Error> {
@@ -88,6 +119,16 @@ impl UserNames {
         let launcher = |pod: PartialObjectMeta<Pod>| Launcher { uid: pod.uid(), instance: owner(&pod) };
         Ok(found.map(launcher).unwrap_or_default())
     }
+}
+
+fn named(pod: &PartialObjectMeta<Pod>) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+/// UIDs of pods whose names the agent does not know.
+fn strangers(agent: &AgentStatus, users: &Users) -> BTreeSet<String> {
+    let pods = agent.gpus.iter().flat_map(GPUStatus::all_holders).filter_map(|holder| holder.pod.as_ref());
+    pods.filter(|pod| users.name(pod).is_none()).cloned().collect()
 }
 
 /// KubeVirt 1.6-1.9: the instance is the controlling owner of its launcher.
@@ -125,7 +166,7 @@ fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::{GPUStatus, Holder};
+    use crds::v1alpha1::Holder;
     use serde_json::json;
 
     use super::*;

@@ -17,7 +17,7 @@ use k8s_openapi::api::{
 };
 use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
 
-use super::validate::{Host, LiveSet};
+use super::validate::{GPUNodeFacts, Host, LiveSet};
 use crate::operator::world::World;
 
 /// The oldest ClusterPolicy rules; the others are ignored.
@@ -45,11 +45,15 @@ pub struct Dereferenced {
 }
 
 impl Dereferenced {
-    /// What the nodes that have a GPU run.
-    pub fn hosts(&self) -> BTreeSet<Host> {
-        let agents = self.with_gpus().filter_map(|node| node.status.as_ref()?.agent.as_ref());
-        let hosts = agents.map(|agent| Host { os: agent.host.os.clone(), kernel: agent.host.kernel.clone() });
-        hosts.filter(|host| !host.os.is_empty()).collect()
+    /// What the nodes that have a GPU run. `labels` of a node by its name.
+    pub fn nodes(&self, labels: impl Fn(&str) -> Option<BTreeMap<String, String>>) -> Vec<GPUNodeFacts> {
+        let facts = |node: &GPUNode| {
+            let host = &node.status.as_ref()?.agent.as_ref()?.host;
+            let name = node.name_any();
+            let labels = labels(&name)?;
+            Some(GPUNodeFacts { name, host: Host { os: host.os.clone(), kernel: host.kernel.clone() }, labels })
+        };
+        self.with_gpus().filter_map(facts).filter(|node| !node.host.os.is_empty()).collect()
     }
 
     /// DaemonSets of ours that bring a driver: whom they are for, and whether a node of these labels wants them.
@@ -71,6 +75,7 @@ fn live_set(set: &DaemonSet, nodes: &[&BTreeMap<String, String>]) -> LiveSet {
     LiveSet {
         os: set.labels().get(labels::OS).cloned(),
         precompiled: set.labels().contains_key(labels::KERNEL),
+        owner: set.labels().get(labels::NVIDIA_DRIVER).cloned(),
         wanted: nodes.iter().any(|node| selector.iter().all(|(key, value)| node.get(key) == Some(value))),
     }
 }

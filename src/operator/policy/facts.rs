@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt, runtime::reflector::ObjectRef};
 
-use super::{Error, build::Installation, dereference::Dereferenced, validate::Facts};
+use super::{Context, Error, dereference::Dereferenced, nvidia_drivers::Listed, validate::Facts};
 use crate::{cluster::gone, operator::world::World};
 
 /// `containerRuntimeVersion` by node name and uid.
@@ -46,21 +46,20 @@ impl Runtimes {
     }
 }
 
-pub(super) async fn facts(
-    client: &Client,
-    world: &World,
-    runtimes: &Runtimes,
-    found: &Dereferenced,
-    installation: &Installation,
-) -> Result<Facts, Error> {
+pub(super) async fn facts(context: &Context, found: &Dereferenced, listed: &Listed) -> Result<Facts, Error> {
+    let world = &context.world;
     let nodes = world.nodes.state();
     let node_labels: Vec<&BTreeMap<String, String>> = nodes.iter().map(|node| node.labels()).collect();
+    let labels_of = |name: &str| world.nodes.get(&ObjectRef::new(name)).map(|node| node.labels().clone());
+    let gpu_nodes = found.nodes(labels_of);
     Ok(Facts {
-        hosts: found.hosts(),
+        hosts: gpu_nodes.iter().map(|node| node.host.clone()).collect(),
+        nodes: gpu_nodes,
+        nvidia_drivers: listed.known(),
         live: found.drivers(&node_labels),
-        runtimes: runtimes.of(client, world, found).await?,
+        runtimes: context.runtimes.of(&context.client, world, found).await?,
         config_maps: found.keys.clone(),
         service_monitors: found.service_monitors,
-        images: installation.images.clone(),
+        images: context.installation.images.clone(),
     })
 }

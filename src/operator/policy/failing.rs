@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(node: &str, status: Value) -> Arc<Pod> {
+    fn pod(node: &str, status: &Value) -> Arc<Pod> {
         let pod = json!({
             "metadata": {"name": format!("operand-{node}")}, "spec": {"nodeName": node, "containers": []}, "status": status,
         });
@@ -187,7 +187,7 @@ mod tests {
     fn a_crashing_container_is_named_with_what_it_said_last() {
         let last = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "first line\nnvidia is in use by pid 7\n"}});
         let main = container("driver", &waiting("CrashLoopBackOff"), &last);
-        let (rank, failing) = worst(&[pod("n1", pending(&[], &[main]))]).expect("it fails");
+        let (rank, failing) = worst(&[pod("n1", &pending(&[], &[main]))]).expect("it fails");
         assert_eq!(rank, Rank::Broken);
         assert_eq!((failing.node.as_str(), failing.container.as_str()), ("n1", "driver"));
         assert_eq!(failing.reason, "CrashLoopBackOff");
@@ -205,13 +205,13 @@ mod tests {
             ],
             &[container("main", &waiting("PodInitializing"), &json!({}))],
         );
-        let (rank, failing) = worst(&[pod("a", waits.clone())]).expect("not ready");
+        let (rank, failing) = worst(&[pod("a", &waits)]).expect("not ready");
         assert_eq!(
             (rank, failing.container.as_str(), failing.reason.as_str()),
             (Rank::Waiting, "toolkit-validation", "NotReady")
         );
         let broken = pending(&[], &[container("main", &waiting("ImagePullBackOff"), &json!({}))]);
-        let (rank, failing) = worst(&[pod("a", waits), pod("z", broken)]).expect("not ready");
+        let (rank, failing) = worst(&[pod("a", &waits), pod("z", &broken)]).expect("not ready");
         assert_eq!((rank, failing.node.as_str(), failing.reason.as_str()), (Rank::Broken, "z", "ImagePullBackOff"));
     }
 
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_ready_pod_says_nothing() {
         let ready = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
-        assert_eq!(worst(&[pod("n1", ready)]), None);
+        assert_eq!(worst(&[pod("n1", &ready)]), None);
     }
 
     #[test]

@@ -33,11 +33,9 @@ pub fn resolve(spec: &ImageSpec, suffix: Option<&str>) -> Result<ImageRef, Error
     let reference = match (part(&spec.repository), part(&spec.image), part(&spec.version)) {
         (None, None, None) => return Err(Error::Missing),
         (None, Some(image), None) if image.contains([':', '@']) => image,
-        (Some(repository), Some(image), Some(version)) => match (version.starts_with("sha256:"), suffix) {
-            (true, _) => format!("{repository}/{image}@{version}"),
-            (false, None) => format!("{repository}/{image}:{version}"),
-            (false, Some(suffix)) => format!("{repository}/{image}:{version}-{suffix}"),
-        },
+        // As an NVIDIADriver may write it: `nvcr.io/nvidia/driver` and a version.
+        (None, Some(image), Some(version)) if image.contains('/') => tagged(&image, &version, suffix),
+        (Some(repository), Some(image), Some(version)) => tagged(&format!("{repository}/{image}"), &version, suffix),
         (repository, image, version) => {
             let parts = [("repository", &repository), ("image", &image), ("version", &version)];
             let lacking: Vec<&str> = parts.iter().filter(|(_, p)| p.is_none()).map(|(name, _)| *name).collect();
@@ -49,6 +47,14 @@ pub fn resolve(spec: &ImageSpec, suffix: Option<&str>) -> Result<ImageRef, Error
         return Err(Error::Malformed(reference));
     }
     Ok(ImageRef(reference))
+}
+
+fn tagged(image: &str, version: &str, suffix: Option<&str>) -> String {
+    match (version.starts_with("sha256:"), suffix) {
+        (true, _) => format!("{image}@{version}"),
+        (false, None) => format!("{image}:{version}"),
+        (false, Some(suffix)) => format!("{image}:{version}-{suffix}"),
+    }
 }
 
 /// A full reference of the operator's environment: a tag takes the suffix, a digest does not.
@@ -86,6 +92,7 @@ mod tests {
     #[test]
     fn a_full_reference_stands_alone() {
         assert_eq!(resolved("", "r.example/driver:1", "").as_deref(), Ok("r.example/driver:1"));
+        assert_eq!(resolved("", "r.example/driver", "1").as_deref(), Ok("r.example/driver:1-ubuntu24.04"));
     }
 
     #[test]

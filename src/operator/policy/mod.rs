@@ -10,6 +10,7 @@ mod facts;
 mod failing;
 mod image;
 mod metrics;
+mod nvidia_drivers;
 mod schema;
 mod status;
 #[cfg(test)]
@@ -40,9 +41,11 @@ pub use self::{
     build::{AGENT, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
     metrics::Metrics,
+    nvidia_drivers::Watched as NVIDIADriverWatch,
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
+    nvidia_drivers::Listed,
     status::{Facts, Judgement, judge},
     validate::validate,
 };
@@ -87,6 +90,7 @@ pub struct Context {
     pub metrics: Metrics,
     /// Of the chart, if the operator was installed by it.
     pub release: Option<String>,
+    pub nvidia_drivers: NVIDIADriverWatch,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -133,7 +137,9 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
         ignore(context, policy, &oldest).await?;
     }
     let config = dereference::config(&context.world).unwrap_or_default();
-    let node_policy = active.as_ref().map(|policy| validate::node_policy(policy, &config));
+    let listed = context.nvidia_drivers.list().await?;
+    let drivers = listed.known();
+    let node_policy = active.as_ref().map(|policy| validate::node_policy(policy, &config, drivers.as_ref()));
     let changed = context.node_policy.send_if_modified(|current| {
         let differs = *current != node_policy;
         current.clone_from(&node_policy);
@@ -145,17 +151,18 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
     match active {
         None => Ok(()),
         Some(policy) if policy.metadata.deletion_timestamp.is_some() => teardown::teardown(context, &policy).await,
-        Some(policy) => serve(context, &policy).await,
+        Some(policy) => serve(context, &policy, &listed).await,
     }
 }
 
-async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
+async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Result<(), Error> {
     teardown::ensure_finalizer(context, policy).await?;
     let dereferenced = dereference(&context.world);
     let config = dereferenced.config.clone().unwrap_or_default();
-    let facts =
-        facts::facts(&context.client, &context.world, &context.runtimes, &dereferenced, &context.installation).await?;
+    let facts = facts::facts(context, &dereferenced, listed).await?;
     let mut validated = validate(policy, &config, &facts);
+    let by_objects = validate::uses_objects(&policy.spec);
+    validated.problems.extend(listed.problem(by_objects));
     if let Err(error) = &dereferenced.config {
         validated.problems.push(validate::Problem {
             reason: "InvalidGPUVirtConfig",
@@ -163,8 +170,8 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
         });
     }
     let operands = build::build(&validated.settings, &context.installation);
-    apply::apply(&context.applier, &operands, &dereferenced).await?;
-    let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    let changing = apply::apply(&context.applier, &operands, &dereferenced).await?;
+    let judgement = judged(context, &validated.problems, &operands, &dereferenced, &changing);
     context.metrics.measure(&judgement);
     look_at_pods(context, &operands, &judgement);
     // A config that does not decode may say Off: others' objects are then left as they are.
@@ -176,6 +183,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
     };
     let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
     verdicts.extend(wired.verdict().cloned());
+    let monitored = validate::monitored(&policy.spec, &facts);
+    let unasked = monitored.is_none().then_some(validate::MONITORED);
+    verdicts.extend(monitored);
+    let silenced: Vec<&str> = wired.silenced().iter().copied().chain(unasked).collect();
     apply::write_policy_status(
         context,
         policy,
@@ -184,9 +195,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy) -> Result<(), Error> {
             false => PolicyState::NotReady,
         },
         verdicts,
-        wired.silenced(),
+        &silenced,
     )
     .await?;
+    nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
     config::report(context, &judgement, &wired).await?;
     wiring.map(drop).map_err(Error::KubeVirt)
 }
@@ -196,6 +208,7 @@ fn judged(
     problems: &[validate::Problem],
     operands: &build::Operands,
     dereferenced: &Dereferenced,
+    changing: &BTreeSet<String>,
 ) -> Judgement {
     let node_labels = dereferenced
         .gpu_nodes
@@ -217,6 +230,7 @@ fn judged(
         gpu_nodes: &dereferenced.gpu_nodes,
         node_labels: &node_labels,
         pods: &pods,
+        changing,
     })
 }
 

@@ -1,6 +1,9 @@
 //! What became of a policy: `ready` only when it is. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crds::{
     WorkloadMode,
@@ -39,6 +42,8 @@ pub struct Facts<'a> {
     pub node_labels: &'a BTreeMap<String, BTreeMap<String, String>>,
     /// Pods of operands that are not ready, as far as they have been looked at.
     pub pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
+    /// DaemonSets that were written just now, or are held back: what the cache says of them is old.
+    pub changing: &'a BTreeSet<String>,
 }
 
 /// Of many nodes with the same trouble so many are written down: a status has to stay small.
@@ -105,7 +110,7 @@ fn operand(wanted: &DaemonSet, facts: &Facts<'_>) -> (Option<Rank>, OperandStatu
         message,
         failing: None,
     };
-    if status.observed_generation < live.metadata.generation {
+    if status.observed_generation < live.metadata.generation || facts.changing.contains(&name) {
         return (None, of(format!("DaemonSet {name} is being rolled out")));
     }
     if let Some(asked) = asked
@@ -187,6 +192,7 @@ pub fn images_not_used(policy: &ClusterPolicy) -> Verdict {
         ("vfioManager", &spec.vfio_manager.component.container.image),
         ("sandboxDevicePlugin", &spec.sandbox_device_plugin.container.image),
         ("vgpuDeviceManager", &spec.vgpu_device_manager.component.container.image),
+        ("nodeStatusExporter", &spec.node_status_exporter.container.image),
         ("validator", &spec.validator.container.image),
         ("driver.manager", &spec.driver.manager.image),
     ];

@@ -1,6 +1,9 @@
 //! Readiness: one world in which all is well, and one thing wrong with it at a time.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crds::{
     WorkloadMode,
@@ -30,6 +33,7 @@ struct World {
     node: GPUNode,
     labels: BTreeMap<String, BTreeMap<String, String>>,
     pods: BTreeMap<String, Vec<Arc<Pod>>>,
+    changing: BTreeSet<String>,
 }
 
 impl World {
@@ -73,6 +77,7 @@ impl World {
             node,
             labels: [("n1".to_owned(), gated("true"))].into(),
             pods: BTreeMap::new(),
+            changing: BTreeSet::new(),
         }
     }
 
@@ -87,6 +92,7 @@ impl World {
             gpu_nodes: &nodes,
             node_labels: &self.labels,
             pods: &self.pods,
+            changing: &self.changing,
         };
         judge(&facts).verdict
     }
@@ -157,6 +163,7 @@ fn a_thousand_nodes_with_the_same_trouble_leave_a_small_status() {
         gpu_nodes: &nodes,
         node_labels: &world.labels,
         pods: &world.pods,
+        changing: &world.changing,
     };
     let mode = &judge(&facts).modes[0];
     assert_eq!((mode.nodes, mode.reasons.len()), (1000, 21));
@@ -174,6 +181,13 @@ fn a_pod_of_an_old_revision_counts() {
 fn a_status_of_an_old_generation_says_nothing() {
     let mut world = World::well();
     world.driver_status().observed_generation = Some(1);
+    assert!(not_ready(&world).message.contains("rolled out"));
+}
+
+#[test]
+fn a_set_that_was_written_just_now_is_not_ready_by_what_was_known_of_it_before() {
+    let mut world = World::well();
+    world.changing.insert("nvidia-driver-daemonset".to_owned());
     assert!(not_ready(&world).message.contains("rolled out"));
 }
 

@@ -84,7 +84,9 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
         context.applier.delete_cluster(live).await?;
     }
     if dereferenced.service_monitors {
-        context.applier.absent::<build::ServiceMonitor>(build::MONITOR).await?;
+        for name in build::MONITORS {
+            context.applier.absent::<build::ServiceMonitor>(name).await?;
+        }
     }
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;
@@ -137,7 +139,9 @@ async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNo
     let nodes: Api<PartialObjectMeta<Node>> = Api::all(context.client.clone());
     let Some(node) = nodes.get_metadata_opt(&name).await.map_err(failed)? else { return Ok(()) };
     let mut changes = gates::patch(node.labels(), &[]);
-    changes.extend([labels::GPU_PRESENT, labels::OS, labels::KERNEL].map(|key| (key.to_owned(), None)));
+    changes.extend(
+        [labels::GPU_PRESENT, labels::OS, labels::KERNEL, labels::DRIVER_OWNER].map(|key| (key.to_owned(), None)),
+    );
     let patch = json!({"metadata": {"uid": node.uid(), "labels": changes}});
     ignore_missing(nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
         .map_err(failed)

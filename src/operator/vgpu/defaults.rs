@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
+use crds::v1alpha1::GPUStatus;
+
 use super::{
     boards::{BOARDS, Board},
     filter::{Filter, Id},
@@ -41,14 +43,25 @@ pub fn yaml() -> String {
     text
 }
 
+/// Whether it is a board that has this type, as far as they are known here.
+pub fn makes(gpu: &GPUStatus, kind: &str) -> bool {
+    BOARDS.iter().any(|board| {
+        let has = || board.sizes.iter().any(|(size, _)| name(board, size) == kind);
+        filters(board).any(|filter| filter.matches(gpu)) && has()
+    })
+}
+
+fn filters(board: &Board) -> impl Iterator<Item = Filter> {
+    let subsystem = board.subsystem.map(|device| Id { vendor: NVIDIA, device });
+    board.ids.iter().map(move |(device, _)| Filter { id: Id { vendor: NVIDIA, device: *device }, subsystem })
+}
+
 fn name(board: &Board, size: &str) -> String {
     format!("{}-{size}", board.family)
 }
 
 fn entry(text: &mut String, board: &Board, (size, count): (&str, u8)) {
-    let subsystem = board.subsystem.map(|device| Id { vendor: NVIDIA, device });
-    let filter = |device: u16| Filter { id: Id { vendor: NVIDIA, device }, subsystem };
-    let filters: Vec<String> = board.ids.iter().map(|(device, _)| format!("\"{}\"", filter(*device))).collect();
+    let filters: Vec<String> = filters(board).map(|filter| format!("\"{filter}\"")).collect();
     let filters = match filters.as_slice() {
         [one] => one.clone(),
         several => format!("[{}]", several.join(", ")),
@@ -59,8 +72,6 @@ fn entry(text: &mut String, board: &Board, (size, count): (&str, u8)) {
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::GPUStatus;
-
     use super::*;
     use crate::operator::vgpu::{
         config::{Config, Devices, Entry},

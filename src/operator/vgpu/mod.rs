@@ -23,7 +23,7 @@ mod wish;
 
 pub use self::{
     config::Config,
-    defaults::{USUAL, yaml as default_yaml},
+    defaults::{USUAL, makes, yaml as default_yaml},
     kind::VgpuType,
     layouts::{BadFile, File, KEY, LayoutSource, Layouts, OURS},
     wish::{Standing, Wish, label, standing, wish},

@@ -12,6 +12,7 @@ pub mod explain;
 mod follow;
 mod instance;
 mod instances;
+mod layouts;
 pub mod look;
 mod supply;
 #[cfg(test)]

@@ -81,14 +81,11 @@ fn plain(test: impl FnOnce(&Plain) + Send) {
     });
 }
 
-/// As [`plain`], on a machine of its own with these words on the kernel's command line.
-fn plain_with(append: &str, test: impl FnOnce(&Plain) + Send) {
-    let run = async || {
-        let plain = Plain::boot(Some(append)).unwrap_or_else(|error| panic!("no machine: {error}"));
-        test(&plain);
-        plain.end();
-    };
-    alone(run, || {});
+/// As [`plain`], beside whatever else runs, on a machine of its own with these words on the kernel's command line.
+fn plain_with(append: &str, test: impl FnOnce(&Plain)) {
+    let plain = Plain::boot(Some(append)).unwrap_or_else(|error| panic!("no machine: {error}"));
+    test(&plain);
+    plain.end();
 }
 
 impl Plain {

@@ -37,8 +37,11 @@ const MACHINES: [&str; 19] = [
     "v100",
 ];
 
+/// How many of which type.
+type Asked = &'static [(&'static str, u32)];
+
 /// Machine, GPU and layout: what the configs of users ask of such boards.
-const LAYOUTS: [(&str, &str, &[(&str, u32)]); 14] = [
+const LAYOUTS: [(&str, &str, Asked); 14] = [
     ("a2-sriov", "0000:08:00.0", &[("A2-4Q", 4)]),
     ("a2-sriov", "0000:08:00.0", &[("A2-4Q", 1), ("A2-4C", 1), ("A2-4A", 2)]),
     ("a2-sriov", "0000:08:00.0", &[("A2-8Q", 2)]),

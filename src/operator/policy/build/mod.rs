@@ -6,11 +6,14 @@ mod dcgm;
 mod device_plugin;
 mod driver;
 #[cfg(test)]
+mod drivers;
+#[cfg(test)]
 mod fields;
 mod gfd;
 mod kata;
 mod mig;
 mod monitor;
+mod node_status;
 #[cfg(test)]
 mod parity;
 mod pod;
@@ -31,7 +34,11 @@ use k8s_openapi::api::{
     node::v1::RuntimeClass,
 };
 
-pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
+pub use self::{
+    device_plugin::{MPS, NAME as DEVICE_PLUGIN},
+    monitor::{NAMES as MONITORS, ServiceMonitor},
+    toolkit::NAME as TOOLKIT,
+};
 use super::validate::{Settings, Wish};
 use crate::operator::vgpu;
 
@@ -55,13 +62,15 @@ pub struct Operands {
     pub daemon_sets: Vec<DaemonSet>,
     pub services: Vec<Service>,
     pub runtime_classes: Vec<RuntimeClass>,
-    pub monitor: Option<ServiceMonitor>,
+    pub monitors: Vec<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
     pub kept: Vec<String>,
+    /// Names of DaemonSets that are taken away without their pods.
+    pub orphaned: Vec<String>,
 }
 
 /// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
-pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, "nvidia-vgpu-host-manager"];
+pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, driver::HOST_MANAGER];
 
 pub const AGENT: &str = "gpuvirt-agent";
 
@@ -74,6 +83,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.daemon_sets.extend(sets);
     });
     operands.kept.extend(settings.drivers.kept.clone());
+    operands.orphaned.clone_from(&settings.orphaned);
     if stacked.any {
         operands.runtime_classes = runtime_classes::runtime_classes(settings);
         operands.daemon_sets.push(validator::daemon_set(settings, installation));
@@ -82,7 +92,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.config_maps.push(toolkit::script(settings, installation));
         operands.daemon_sets.push(toolkit::daemon_set(settings, toolkit, installation));
     });
-    let plugin = [device_plugin::NAME, device_plugin::ENTRYPOINT, device_plugin::MPS];
+    let plugin = [DEVICE_PLUGIN, device_plugin::ENTRYPOINT, MPS];
     operands.add(&stacked.device_plugin, &plugin, |operands, plugin| {
         operands.config_maps.push(device_plugin::script(settings, installation));
         operands.daemon_sets.push(device_plugin::daemon_set(settings, plugin, installation));
@@ -98,8 +108,8 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     operands.add(&stacked.dcgm_exporter, &[dcgm::EXPORTER], |operands, exporter| {
         operands.daemon_sets.push(dcgm::exporter(settings, exporter, installation));
         operands.services.push(dcgm::exporter_service(settings, exporter, installation));
-        operands.monitor =
-            exporter.monitor.as_ref().map(|monitor| monitor::of_exporter(settings, monitor, installation));
+        let monitor = exporter.monitor.as_ref();
+        operands.monitors.extend(monitor.map(|monitor| monitor::of_exporter(settings, monitor, installation)));
     });
     operands.add(
         &stacked.mig_manager,
@@ -109,6 +119,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    if let Some(exporter) = &stacked.node_status {
+        operands.daemon_sets.push(node_status::daemon_set(settings, exporter, installation));
+        operands.services.push(node_status::service(settings, installation));
+        operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
+    }
     let sandboxed = &settings.sandboxed;
     operands.add(&sandboxed.vgpu_managers.wish, &[], |operands, managers| {
         let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));

@@ -23,13 +23,29 @@ pub(super) fn daemon_set(settings: &Settings, installation: &Installation) -> Da
         let mounts = vec![mount("run-nvidia-validations", VALIDATIONS, Some("Bidirectional"))];
         check(name, args, own, mounts, installation)
     };
+    // A pod of its own is made like this one.
+    let own = |given: &[EnvVar]| {
+        let asked = given.iter().any(|v| v.name == "WITH_WORKLOAD" && v.value.as_deref() == Some("true"));
+        let own = [("POD_NAME", "metadata.name"), ("OPERATOR_NAMESPACE", "metadata.namespace")];
+        own.into_iter().filter(move |_| asked).map(|(name, field)| env_from_field(name, field))
+    };
     let all_gpus = || env("NVIDIA_VISIBLE_DEVICES", "all");
     let node = env_from_field("NODE_NAME", "spec.nodeName");
     let chain = vec![
         driver_check(settings, installation),
         link("toolkit-validation", &["validate", "toolkit"], vec![all_gpus()], &checks.toolkit),
-        link("cuda-validation", &["validate", "cuda"], vec![all_gpus()], &checks.cuda),
-        link("plugin-validation", &["validate", "plugin"], vec![node], &checks.plugin),
+        link(
+            "cuda-validation",
+            &["validate", "cuda"],
+            [vec![all_gpus()], own(&checks.cuda).collect()].concat(),
+            &checks.cuda,
+        ),
+        link(
+            "plugin-validation",
+            &["validate", "plugin"],
+            [vec![node], own(&checks.plugin).collect()].concat(),
+            &checks.plugin,
+        ),
     ];
     let secrets: Vec<_> = check_secrets(settings).collect();
     let pod = PodSpec {

@@ -29,22 +29,29 @@ pub enum Rollout {
     OnDelete,
 }
 
+/// Where a pod of the stack must be able to run: nodes that are kept free for GPUs.
+pub fn gpu_nodes() -> Toleration {
+    Toleration {
+        key: Some("nvidia.com/gpu".to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoSchedule".to_owned()),
+        ..Toleration::default()
+    }
+}
+
+pub const PRIORITY_CLASS: &str = "system-node-critical";
+
 pub(super) fn common(daemonsets: &Daemonsets, paths: &HostPaths) -> Common {
     let tolerations = match daemonsets.tolerations.is_empty() {
         false => daemonsets.tolerations.clone(),
-        true => vec![Toleration {
-            key: Some("nvidia.com/gpu".to_owned()),
-            operator: Some("Exists".to_owned()),
-            effect: Some("NoSchedule".to_owned()),
-            ..Toleration::default()
-        }],
+        true => vec![gpu_nodes()],
     };
     let max_unavailable = given(daemonsets.rolling_update.max_unavailable.as_deref()).unwrap_or("1").to_owned();
     Common {
         labels: daemonsets.labels.clone(),
         annotations: daemonsets.annotations.clone(),
         tolerations,
-        priority_class: given(daemonsets.priority_class_name.as_deref()).unwrap_or("system-node-critical").to_owned(),
+        priority_class: given(daemonsets.priority_class_name.as_deref()).unwrap_or(PRIORITY_CLASS).to_owned(),
         rollout: match daemonsets.update_strategy {
             UpdateStrategy::OnDelete => Rollout::OnDelete,
             UpdateStrategy::RollingUpdate => Rollout::Rolling {

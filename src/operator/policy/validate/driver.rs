@@ -7,12 +7,15 @@ use super::{
     Drivers, Facts, Problem, Runtime, Wish, container,
     container::{Container, Image},
     given,
+    nvidia_driver::Placement,
     pools::{self, Pool},
 };
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Driver {
     pub pool: Pool,
+    /// Of one that an `NVIDIADriver` asks for.
+    pub placement: Option<Placement>,
     pub container: Container,
     pub secret_env: Option<String>,
     pub kernel_module_type: KernelModuleType,
@@ -70,24 +73,29 @@ pub const DRIVER: &str = "nvidia-driver-daemonset";
 
 pub(super) fn drivers(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Drivers<Driver> {
     let driver = &spec.driver;
-    if !driver.component.is_enabled(true) || driver.use_nvidia_driver_crd.unwrap_or(false) {
+    if !driver.component.is_enabled(true) {
         return Drivers { wish: Wish::NotWanted, kept: Vec::new() };
     }
     Drivers::of(DRIVER, wanted(spec, facts), |driver| &driver.pool, facts, problems)
 }
 
 fn wanted(spec: &ClusterPolicySpec, facts: &Facts) -> Result<Vec<Driver>, Problem> {
-    let precompiled = spec.driver.use_precompiled.unwrap_or(false);
-    // The triple is judged also while there is no node to run it on.
-    container::container("driver", &spec.driver.component.container, None, facts)?;
-    if precompiled {
-        is_branch(spec.driver.component.container.image.version.as_deref())?;
-    }
-    let pools = match precompiled {
+    check(spec, facts)?;
+    let pools = match spec.driver.use_precompiled.unwrap_or(false) {
         true => pools::by_kernel(DRIVER, facts),
         false => pools::by_system(DRIVER, facts),
     };
     pools.into_iter().map(|pool| of_pool(spec, pool, facts)).collect()
+}
+
+/// What can be judged also while there is no node to run it on.
+pub(super) fn check(spec: &ClusterPolicySpec, facts: &Facts) -> Result<(), Problem> {
+    let driver = &spec.driver;
+    container::container("driver", &driver.component.container, None, facts)?;
+    match driver.use_precompiled.unwrap_or(false) {
+        true => is_branch(driver.component.container.image.version.as_deref()),
+        false => Ok(()),
+    }
 }
 
 /// Images of precompiled drivers are tagged with a branch (`595`), the kernel and the operating system.
@@ -104,7 +112,7 @@ fn is_branch(version: Option<&str>) -> Result<(), Problem> {
     }
 }
 
-fn of_pool(spec: &ClusterPolicySpec, pool: Pool, facts: &Facts) -> Result<Driver, Problem> {
+pub(super) fn of_pool(spec: &ClusterPolicySpec, pool: Pool, facts: &Facts) -> Result<Driver, Problem> {
     let driver = &spec.driver;
     let suffix = pool.suffix();
     let rdma = &driver.gpu_direct_rdma;
@@ -126,6 +134,7 @@ fn of_pool(spec: &ClusterPolicySpec, pool: Pool, facts: &Facts) -> Result<Driver
         files: files(driver, distribution, facts)?,
         subscription: subscription(distribution, facts),
         pool,
+        placement: None,
     })
 }
 

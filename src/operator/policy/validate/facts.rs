@@ -2,13 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crds::v1alpha1::NVIDIADriver;
+
 use super::{Problem, pools::LiveSet};
-use crate::operator::host::os_tag;
+use crate::operator::{host::os_tag, owner::Claim};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// What the nodes with GPUs run, as agents report it.
     pub hosts: BTreeSet<Host>,
+    /// The same node by node, with their labels.
+    pub nodes: Vec<GPUNodeFacts>,
+    /// Unset while they have not been listed.
+    pub nvidia_drivers: Option<NVIDIADrivers>,
     /// DaemonSets of ours that bring a driver, by name.
     pub live: BTreeMap<String, LiveSet>,
     /// Container runtimes of the nodes with GPUs, as their kubelets say it: `containerd://2.1.0`.
@@ -19,6 +25,26 @@ pub struct Facts {
     pub images: BTreeMap<String, String>,
     /// Whether the cluster has the Prometheus operator's type.
     pub service_monitors: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct GPUNodeFacts {
+    pub name: String,
+    pub host: Host,
+    pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NVIDIADrivers {
+    pub all: Vec<NVIDIADriver>,
+    /// Names of those that do not decode.
+    pub undecodable: Vec<String>,
+}
+
+impl NVIDIADrivers {
+    pub fn claims(&self) -> Vec<Claim> {
+        self.all.iter().filter_map(Claim::of).collect()
+    }
 }
 
 /// One kind of node.

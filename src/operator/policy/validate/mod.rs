@@ -4,6 +4,7 @@ mod common;
 mod container;
 mod driver;
 mod facts;
+mod nvidia_driver;
 mod pools;
 mod sandbox;
 mod stack;
@@ -21,13 +22,17 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube::ResourceExt;
 
 pub use self::{
-    common::{Common, Rollout},
+    common::{Common, PRIORITY_CLASS, Rollout, gpu_nodes},
     container::{Container, Image},
     driver::{DRIVER, Driver, Files, Rdma, Sidecar, Source, Subscription},
-    facts::{Facts, Host, Runtime},
+    facts::{Facts, GPUNodeFacts, Host, NVIDIADrivers, Runtime},
+    nvidia_driver::{Asked, Placement, fnv1a},
     pools::{LiveSet, Pool},
     sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
-    stack::{Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, Management, MigManager, Monitor, Stack, Stacked},
+    stack::{
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, MONITORED, Management, MigManager, Monitor, NodeStatus, Stack,
+        Stacked, monitored,
+    },
     toolkit::{HostFile, Toolkit},
 };
 use crate::operator::transition::rules::Rules;
@@ -54,6 +59,8 @@ pub struct Settings {
     pub common: Common,
     pub agent: Agent,
     pub drivers: Drivers<Driver>,
+    /// Names of driver sets that go, and whose pods stay.
+    pub orphaned: Vec<String>,
     pub stack: Stack,
     pub stacked: Stacked,
     pub sandboxed: Sandboxed,
@@ -124,10 +131,12 @@ pub struct Agent {
 pub struct Validated {
     pub settings: Settings,
     pub problems: Vec<Problem>,
+    /// What comes of each `NVIDIADriver`.
+    pub asked: Vec<Asked>,
 }
 
 /// The part of the policy that nodes' modes depend on.
-pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePolicy {
+pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: Option<&NVIDIADrivers>) -> NodePolicy {
     let sandbox = &policy.spec.sandbox_workloads;
     let mode = match sandbox.mode {
         SandboxMode::Kubevirt => gates::SandboxMode::KubeVirt,
@@ -143,8 +152,14 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec) -> NodePo
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
         rules: rules(config).unwrap_or_default(),
+        claims: match uses_objects(&policy.spec) {
+            true => drivers.map(NVIDIADrivers::claims),
+            false => Some(Vec::new()),
+        },
     }
 }
 
@@ -161,6 +176,11 @@ fn switched_off(spec: &ClusterPolicySpec) -> Vec<AgentFunction> {
     .collect()
 }
 
+/// Whether `NVIDIADriver` objects say what driver nodes get.
+pub fn uses_objects(spec: &ClusterPolicySpec) -> bool {
+    spec.driver.use_nvidia_driver_crd.unwrap_or(false)
+}
+
 /// The schema knows one layout to start from, and none.
 fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
     let manager = &spec.mig_manager;
@@ -169,10 +189,17 @@ fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
 
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {
     let spec = &policy.spec;
-    let mut problems = not_built(spec);
-    problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    let drivers = driver::drivers(spec, facts, &mut problems);
+    let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
     problems.extend(rules(config).err());
+    let by_objects = uses_objects(spec);
+    let (drivers, asked) = match by_objects {
+        true => nvidia_driver::drivers(facts, &mut problems),
+        false => (driver::drivers(spec, facts, &mut problems), Vec::new()),
+    };
+    // Pods go on while whoever brings the driver changes: only a driver that nobody asks for any more is taken away.
+    let others = facts.live.iter().filter(|(_, live)| live.owner.is_some() != by_objects);
+    let others = others.filter(|_| by_objects || spec.driver.component.is_enabled(true));
+    let orphaned = others.map(|(name, _)| name.clone()).collect();
     let stack = stack::stack(spec, facts, &mut problems);
     let stacked = stack::stacked(spec, facts, &mut problems);
     let sandboxed = sandbox::sandboxed(spec, facts, &mut problems);
@@ -185,12 +212,13 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
             resources: (&spec.vfio_manager.component.container.resources).into(),
         },
         drivers,
+        orphaned,
         stack,
         stacked,
         sandboxed,
         vgpu_layouts: vgpu::layouts(spec, facts, &mut problems),
     };
-    Validated { settings, problems }
+    Validated { settings, problems, asked }
 }
 
 /// Why a resource name may not be used for whole GPUs: the container stack's plugin owns it.
@@ -211,25 +239,6 @@ fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
             "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
-}
-
-/// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
-fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let asked = [
-        ("nodeStatusExporter", spec.node_status_exporter.is_enabled(false)),
-        ("driver.useNvidiaDriverCRD", spec.driver.use_nvidia_driver_crd.unwrap_or(false)),
-    ];
-    let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
-    if asked.is_empty() {
-        return Vec::new();
-    }
-    vec![Problem {
-        reason: "OperandNotSupported",
-        message: format!(
-            "this version of gpuvirt does not bring {}: set enabled to false for each (or the field to false)",
-            asked.join(", ")
-        ),
-    }]
 }
 
 /// An empty text is as good as none.

@@ -37,6 +37,8 @@ pub struct LiveSet {
     /// The operating system that it was made for.
     pub os: Option<String>,
     pub precompiled: bool,
+    /// The `NVIDIADriver` that it was made for.
+    pub owner: Option<String>,
     /// A node has every label that it selects by.
     pub wanted: bool,
 }
@@ -108,7 +110,7 @@ mod tests {
     }
 
     fn live(facts: &mut Facts, name: &str, os: &str, wanted: bool) {
-        let set = LiveSet { os: Some(os.to_owned()), precompiled: false, wanted };
+        let set = LiveSet { os: Some(os.to_owned()), precompiled: false, owner: None, wanted };
         facts.live.insert(name.to_owned(), set);
     }
 

@@ -117,21 +117,14 @@ fn a_precompiled_driver_needs_a_branch_and_has_an_image_for_each_kernel() {
 }
 
 #[test]
-fn an_operand_that_is_not_built_is_named() {
-    let validated = checked(|spec| spec.node_status_exporter.enabled = Some(true));
-    assert_eq!(validated.problems[0].reason, "OperandNotSupported");
-    assert!(validated.problems[0].message.contains("nodeStatusExporter"), "{}", validated.problems[0].message);
-}
-
-#[test]
 fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
     let alias = |name: &str| ResourceAlias { selector: "10de:1eb8".to_owned(), name: name.to_owned() };
     let config =
         GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/mig-1g")], ..GPUVirtConfigSpec::default() };
     assert_eq!(validate(&valid(), &config, &ubuntu()).problems[0].reason, "ReservedResourceName");
-    assert_eq!(node_policy(&valid(), &config).aliases, []);
+    assert_eq!(node_policy(&valid(), &config, None).aliases, []);
     let config = GPUVirtConfigSpec { resource_aliases: vec![alias("nvidia.com/T4")], ..config };
-    assert_eq!(node_policy(&valid(), &config).aliases, [alias("nvidia.com/T4")]);
+    assert_eq!(node_policy(&valid(), &config, None).aliases, [alias("nvidia.com/T4")]);
 }
 
 #[test]
@@ -141,7 +134,7 @@ fn a_budget_that_is_no_share_is_named_and_nodes_change_one_at_a_time() {
     let problem = &validate(&valid(), &config, &ubuntu()).problems[0];
     assert_eq!(problem.reason, "InvalidBudget");
     assert!(problem.message.contains("\"some\""), "{}", problem.message);
-    assert_eq!(node_policy(&valid(), &config).rules, Rules::default());
+    assert_eq!(node_policy(&valid(), &config, None).rules, Rules::default());
 }
 
 #[test]
@@ -293,7 +286,7 @@ fn an_operand_that_is_off_switches_the_agents_function_off_and_a_mig_default_nee
     let nodes = |change: fn(&mut ClusterPolicySpec)| {
         let mut policy = valid();
         change(&mut policy.spec);
-        node_policy(&policy, &GPUVirtConfigSpec::default())
+        node_policy(&policy, &GPUVirtConfigSpec::default(), None)
     };
     assert_eq!(nodes(|_| {}).disabled, []);
     assert_eq!(nodes(|spec| spec.vfio_manager.component.enabled = Some(false)).disabled, [AgentFunction::VfioManager]);

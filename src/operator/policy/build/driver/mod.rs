@@ -6,6 +6,7 @@ pub(super) mod volumes;
 use crds::{
     labels,
     v1::{ContainerProbe, KernelModuleType},
+    v1alpha1::DriverType,
 };
 use k8s_openapi::{
     api::{
@@ -19,7 +20,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    Installation,
+    Installation, VGPU_HOST_DRIVERS,
     pod::{
         Operand, daemon_set as operand, env, env_from_field, mount, override_env, own_labels, privileged,
         privileged_s0, pull_secrets,
@@ -28,11 +29,16 @@ use super::{
 };
 use crate::operator::{
     host::label_value,
-    policy::validate::{DRIVER, Driver, Pool, Rdma, Rollout, Settings},
+    policy::validate::{DRIVER, Driver, PRIORITY_CLASS, Placement, Pool, Rdma, Rollout, Settings, fnv1a, gpu_nodes},
 };
 
 const COMPONENT: &str = "nvidia-driver";
+/// Of a host driver that an `NVIDIADriver` asks for.
+pub(super) const HOST_MANAGER: &str = "nvidia-vgpu-host-manager";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
+
+/// By what it is made of and how it is set.
+const DIGEST: &str = "DRIVER_CONFIG_DIGEST";
 
 /// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.
 const STARTUP_PROBE: &str = r#"#!/bin/sh
@@ -71,11 +77,17 @@ pub(super) fn startup_probe_script(settings: &Settings, installation: &Installat
 pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &Installation) -> DaemonSet {
     let pool = &driver.pool;
     let precompiled = if pool.kernel.is_some() { "true" } else { "false" };
+    let placed = driver.placement.as_ref().map(|placement| placed(settings, placement));
+    let settings = placed.as_ref().unwrap_or(settings);
+    let (gate, component) = match kind(driver) {
+        DriverType::Gpu | DriverType::Vgpu => ("driver", COMPONENT),
+        DriverType::VgpuHostManager => ("vgpu-manager", HOST_MANAGER),
+    };
     let mut set = operand(
         Operand {
             name: &pool.set,
-            component: COMPONENT,
-            node_selector: [(format!("{}driver", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
+            component,
+            node_selector: [(format!("{}{gate}", labels::DEPLOY_PREFIX), "true".to_owned())].into(),
             // A new driver unloads the old one: that is a transition of the node, never a rollout.
             rollout: Rollout::OnDelete,
             labels: &[("nvidia.com/precompiled", precompiled)],
@@ -86,8 +98,42 @@ pub(super) fn daemon_set(settings: &Settings, driver: &Driver, installation: &In
         settings,
         installation,
     );
-    select(&mut set, DRIVER, pool);
+    match &driver.placement {
+        None => select(&mut set, DRIVER, pool),
+        Some(placement) => {
+            select(&mut set, &pool.set, pool);
+            own(&mut set, pool, placement);
+        }
+    }
     set
+}
+
+fn kind(driver: &Driver) -> DriverType {
+    driver.placement.as_ref().map_or(DriverType::Gpu, |placement| placement.kind)
+}
+
+/// An `NVIDIADriver` says for itself what a policy says for all DaemonSets.
+fn placed(settings: &Settings, placement: &Placement) -> Settings {
+    let mut settings = settings.clone();
+    let common = &mut settings.common;
+    common.labels.clone_from(&placement.labels);
+    common.annotations.clone_from(&placement.annotations);
+    common.tolerations = [vec![gpu_nodes()], placement.tolerations.clone()].concat();
+    common.priority_class = placement.priority_class.clone().unwrap_or_else(|| PRIORITY_CLASS.to_owned());
+    common.pod_security_context.clone_from(&placement.pod_security_context);
+    settings
+}
+
+/// Keeps a set to the nodes of its `NVIDIADriver`.
+fn own(set: &mut DaemonSet, pool: &Pool, placement: &Placement) {
+    let system = [("nvidia.com/node.os-version".to_owned(), pool.os.clone())];
+    let of_set = set.metadata.labels.get_or_insert_default();
+    of_set.extend(system.clone());
+    of_set.insert(labels::NVIDIA_DRIVER.to_owned(), label_value(&placement.owner));
+    let spec = set.spec.as_mut().expect("an operand should have a spec");
+    spec.template.metadata.get_or_insert_default().labels.get_or_insert_default().extend(system);
+    let pod = spec.template.spec.as_mut().expect("an operand should have a pod");
+    pod.node_selector.get_or_insert_default().insert(labels::DRIVER_OWNER.to_owned(), placement.owner.clone());
 }
 
 /// Keeps a set to its pool. The label selects also where all nodes run one system: with the first node of another one it
@@ -120,17 +166,23 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         driver.gds.as_ref().map(|s| &s.image),
         driver.gdrcopy.as_ref().map(|s| &s.image),
     ];
-    let mut containers = vec![main(driver)];
+    let main = main(driver);
+    let prepare = prepare(&main, installation);
+    let mut containers = vec![main];
     containers.extend(sidecars::sidecars(driver));
     PodSpec {
         service_account_name: Some("nvidia-driver".to_owned()),
         automount_service_account_token: Some(false),
-        affinity: Some(alone()),
+        affinity: Some(Affinity {
+            node_affinity: driver.placement.as_ref().and_then(|placement| placement.node_affinity.clone()),
+            ..alone(driver)
+        }),
+        termination_grace_period_seconds: (kind(driver) == DriverType::VgpuHostManager).then_some(120),
         host_pid: Some(true),
         host_network: driver.container.host_network.then_some(true),
         dns_policy: driver.container.host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
         image_pull_secrets: pull_secrets(images.into_iter().flatten()),
-        init_containers: Some(vec![prepare(installation)]),
+        init_containers: Some(vec![prepare]),
         containers,
         volumes: Some(volumes::volumes(settings, driver)),
         ..PodSpec::default()
@@ -138,11 +190,15 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
 }
 
 /// Two driver pods on one node would unload each other's modules.
-fn alone() -> Affinity {
+fn alone(driver: &Driver) -> Affinity {
+    let mut components = vec![COMPONENT.to_owned()];
+    if driver.placement.is_some() {
+        components.extend(VGPU_HOST_DRIVERS.map(str::to_owned));
+    }
     let same = LabelSelectorRequirement {
         key: labels::APP_COMPONENT.to_owned(),
         operator: "In".to_owned(),
-        values: Some(vec![COMPONENT.to_owned()]),
+        values: Some(components),
     };
     let term = PodAffinityTerm {
         label_selector: Some(LabelSelector { match_expressions: Some(vec![same]), match_labels: None }),
@@ -159,14 +215,22 @@ fn alone() -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-pub(super) fn prepare(installation: &Installation) -> Container {
+pub(super) fn prepare(main: &Container, installation: &Installation) -> Container {
+    let mut variables = vec![env("LOG_LEVEL", installation.log_level.clone())];
+    // With the same digest the loaded driver stays, under whoever uses it.
+    variables.extend(main.env.iter().flatten().filter(|variable| variable.name == DIGEST).cloned());
     Container {
         name: "prepare-driver".to_owned(),
         image: Some(installation.image.clone()),
         image_pull_policy: Some(installation.pull_policy.clone()),
         args: Some(vec!["prepare-driver".to_owned(), "--host-root=/host".to_owned()]),
-        env: Some(vec![env("LOG_LEVEL", installation.log_level.clone())]),
-        volume_mounts: Some(vec![mount("host-root", "/host", Some("HostToContainer"))]),
+        env: Some(variables),
+        volume_mounts: Some(vec![
+            mount("host-root", "/host", Some("HostToContainer")),
+            // What is unmounted there is unmounted on the host.
+            mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
+        ]),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         security_context: Some(privileged()),
         ..Container::default()
     }
@@ -190,6 +254,9 @@ fn main(driver: &Driver) -> Container {
     environment.extend(driver.gds.as_ref().map(|_| env("GDS_ENABLED", "true")));
     environment.extend((driver.rdma != Rdma::Off).then(|| env("GPU_DIRECT_RDMA_ENABLED", "true")));
     environment.extend((driver.rdma == Rdma::WithHostMofed).then(|| env("USE_HOST_MOFED", "true")));
+    // Images of guest and host drivers are the same in some registries, and told apart by it.
+    let placement = driver.placement.as_ref().filter(|placement| placement.kind != DriverType::Gpu);
+    environment.extend(placement.map(|placement| env("DRIVER_TYPE", placement.kind.as_str())));
     override_env(&mut environment, &driver.container.env);
     let args = match driver.container.args.is_empty() {
         true => vec!["init".to_owned()],
@@ -212,7 +279,8 @@ fn main(driver: &Driver) -> Container {
         resources: Some(driver.container.resources.clone()),
         security_context: Some(privileged_s0()),
         volume_mounts: Some(volumes::mounts(driver)),
-        startup_probe: Some(startup_probe(&driver.startup_probe)),
+        // Only nodes with a working `nvidia-smi` can be asked, and a vGPU host's says nothing of containers.
+        startup_probe: (kind(driver) != DriverType::VgpuHostManager).then(|| startup_probe(&driver.startup_probe)),
         liveness_probe: driver.liveness_probe.as_ref().map(alive),
         readiness_probe: driver.readiness_probe.as_ref().map(alive),
         lifecycle: Some(Lifecycle {
@@ -221,15 +289,10 @@ fn main(driver: &Driver) -> Container {
         }),
         ..Container::default()
     };
-    // The image skips a rebuild where the same digest was installed before.
+    // The image skips a rebuild where the same digest was installed before. No secret is in it.
     let digest = format!("{:08x}", fnv1a(&serde_json::to_vec(&main).expect("a container should serialize")));
-    main.env.get_or_insert_default().push(env("DRIVER_CONFIG_DIGEST", digest));
+    main.env.get_or_insert_default().push(env(DIGEST, digest));
     main
-}
-
-/// FNV-1a, 32 bit: the same in every build, and no secret is hashed.
-fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Building a driver takes minutes: 60 s, then every 10 s, 20 minutes in all, unless the user says otherwise.

@@ -1,8 +1,9 @@
 //! What the driver's container sees of the host, and of the user's files.
 
+use crds::v1alpha1::DriverType;
 use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
-use super::PROBE_SCRIPT;
+use super::{PROBE_SCRIPT, kind};
 use crate::operator::policy::{
     build::pod::{config_map, host_path, mount, read_only, sub_path},
     validate::{Driver, Files, Rdma, Settings, Source, Subscription},
@@ -25,6 +26,9 @@ pub(super) fn mounts(driver: &Driver) -> Vec<VolumeMount> {
         mount("nv-firmware", "/lib/firmware", None),
         sub_path(mount("driver-startup-probe-script", "/usr/local/bin/startup-probe.sh", None), "startup-probe.sh"),
     ];
+    if kind(driver) == DriverType::VgpuHostManager {
+        mounts.extend([mount("cgroup", "/sys/fs/cgroup", None), mount("vfio", "/dev/vfio", None)]);
+    }
     mounts.extend(mounts_of(&driver.files));
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
     mounts.extend(subscriptions.map(|(n, (_, inside, _))| read_only(mount(&subscription(n), inside, None))));
@@ -53,6 +57,9 @@ pub(super) fn volumes(settings: &Settings, driver: &Driver) -> Vec<Volume> {
         host_path("nv-firmware", &format!("{install}/lib/firmware"), MADE),
         config_map("driver-startup-probe-script", PROBE_SCRIPT, Some(0o755), &[]),
     ];
+    if kind(driver) == DriverType::VgpuHostManager {
+        volumes.extend([host_path("cgroup", "/sys/fs/cgroup", None), host_path("vfio", "/dev/vfio", MADE)]);
+    }
     volumes.extend(volumes_of(&driver.files));
     let subscriptions = subscriptions(driver.subscription).iter().enumerate();
     volumes.extend(subscriptions.map(|(n, (outside, _, kind))| host_path(&subscription(n), outside, Some(kind))));

@@ -11,12 +11,13 @@ use std::{
 use crds::v1::ClusterPolicy;
 use serde_json::{Value, json};
 
+pub(super) use self::output::{Output, changed, put};
 use self::{
-    output::{changed, output},
+    output::output,
     table::{Effect, Row, rows},
 };
 use super::parity::{matches, merge};
-use crate::operator::policy::validate::{Facts, Host, tests::of_systems};
+use crate::operator::policy::validate::{Facts, Host, NVIDIADrivers, tests::of_systems};
 
 /// A field of the peer's schema: path below `spec.`, type, and what else the schema says.
 struct Field {
@@ -115,6 +116,7 @@ fn facts() -> Facts {
         runtimes: ["containerd://2.1.0".to_owned()].into(),
         config_maps: ["one", "two"].map(|name| (name.to_owned(), keys.clone())).into(),
         service_monitors: true,
+        nvidia_drivers: Some(NVIDIADrivers::default()),
         ..kernels
     }
 }

@@ -9,7 +9,7 @@ use super::super::{build, tests::installation};
 use crate::operator::policy::validate::{Facts, validate};
 
 /// Place, as in `DaemonSet nvidia-dcgm spec.template.spec.containers[nvidia-dcgm-ctr].image`, and what is there.
-pub(super) type Output = BTreeMap<String, String>;
+pub(in crate::operator::policy::build) type Output = BTreeMap<String, String>;
 
 pub(super) fn output(policy: &ClusterPolicy, facts: &Facts) -> Output {
     let validated = validate(policy, &GPUVirtConfigSpec::default(), facts);
@@ -25,7 +25,7 @@ pub(super) fn output(policy: &ClusterPolicy, facts: &Facts) -> Output {
     add(&mut output, "ConfigMap", &operands.config_maps);
     add(&mut output, "Service", &operands.services);
     add(&mut output, "RuntimeClass", &operands.runtime_classes);
-    add(&mut output, "ServiceMonitor", operands.monitor.as_slice());
+    add(&mut output, "ServiceMonitor", &operands.monitors);
     output
 }
 
@@ -37,7 +37,7 @@ fn add<K: serde::Serialize>(output: &mut Output, kind: &str, objects: &[K]) {
     }
 }
 
-fn put(output: &mut Output, place: &str, separator: &str, value: &Value) {
+pub(in crate::operator::policy::build) fn put(output: &mut Output, place: &str, separator: &str, value: &Value) {
     match value {
         Value::Null => {}
         Value::Object(fields) => {
@@ -60,7 +60,7 @@ fn put(output: &mut Output, place: &str, separator: &str, value: &Value) {
 }
 
 /// Places where the two differ.
-pub(super) fn changed(before: &Output, after: &Output) -> Vec<String> {
+pub(in crate::operator::policy::build) fn changed(before: &Output, after: &Output) -> Vec<String> {
     let mut places: Vec<String> = before.keys().chain(after.keys()).cloned().collect();
     places.sort();
     places.dedup();

@@ -31,7 +31,7 @@ fn driver() -> Vec<Row> {
         changes("driver.enabled", &removed),
         changes(
             "driver.useNvidiaDriverCRD",
-            &[&removed[..], &["DaemonSet nvidia-vgpu-manager-daemonset *", "Problem OperandNotSupported"]].concat(),
+            &["DaemonSet nvidia-driver-daemonset *", "DaemonSet nvidia-vgpu-manager-daemonset *"],
         ),
         with(
             json!({"driver": {"version": "595"}}),

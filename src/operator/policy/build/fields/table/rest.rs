@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{CONTAINER, IMAGE, Of, Row, changes, container, elsewhere, unused, unused_below, with};
 
 pub(super) fn rows() -> Vec<Row> {
-    [vms(), nothing()].into_iter().flatten().collect()
+    [vms(), node_status(), nothing()].into_iter().flatten().collect()
 }
 
 fn vms() -> Vec<Row> {
@@ -34,7 +34,6 @@ fn vms() -> Vec<Row> {
                 "DaemonSet nvidia-vgpu-manager-daemonset *.volumes[*",
             ],
         ),
-        changes("nodeStatusExporter.enabled", &["Problem OperandNotSupported"]),
         with(kata.clone(), changes("kataSandboxDevicePlugin.enabled", &["DaemonSet nvidia-kata-* *"])),
         with(kata.clone(), changes("ccManager.enabled", &["DaemonSet nvidia-cc-manager *"])),
         with(
@@ -49,7 +48,6 @@ fn vms() -> Vec<Row> {
         container("ccManager", &main("nvidia-cc-manager", &["nvidia-cc-manager"])),
     ];
     rows.extend(of_kata.into_iter().flatten().map(|row| with(kata.clone(), row)));
-    rows.extend(unused_below("nodeStatusExporter", &CONTAINER, "not built: OperandNotSupported when enabled"));
     rows.extend(unused_below(
         "vgpuManager.driverManager",
         &[&IMAGE[..], &["env"]].concat(),
@@ -64,6 +62,27 @@ fn vms() -> Vec<Row> {
         rows.push(elsewhere(section, "the agent's function on every node: validate/tests.rs, node/tests"));
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
+    rows
+}
+
+fn node_status() -> Vec<Row> {
+    let own = "our own program in our own image: condition ImagesNotUsed";
+    let mut rows = unused_below("nodeStatusExporter", &IMAGE, own);
+    let main = "DaemonSet nvidia-node-status-exporter *containers[nvidia-node-status-exporter]";
+    let on = |row| with(json!({"nodeStatusExporter": {"enabled": true}}), row);
+    rows.extend([
+        changes("nodeStatusExporter.enabled", &["* nvidia-node-status-exporter *"]),
+        on(changes("nodeStatusExporter.args", &[&format!("{main}.args*")])),
+        on(changes("nodeStatusExporter.env", &[&format!("{main}.env*")])),
+        on(changes("nodeStatusExporter.resources", &[&format!("{main}.resources*")])),
+        on(changes(
+            "nodeStatusExporter.hostNetwork",
+            &[
+                "DaemonSet nvidia-node-status-exporter *.hostNetwork",
+                "DaemonSet nvidia-node-status-exporter *.dnsPolicy",
+            ],
+        )),
+    ]);
     rows
 }
 
