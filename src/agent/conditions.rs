@@ -7,7 +7,7 @@ use crds::{
 };
 use vfio::{Gpu, Inventory, PciAddress, iommu::Acs};
 
-use super::{device_plugin::States, health::Ailments, offer::leader, translate::Report};
+use super::{checks, device_plugin::States, health::Ailments, offer::leader, translate::Report};
 
 pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
     let inventory = &report.observation.inventory;
@@ -20,6 +20,7 @@ pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
         groups(inventory),
         fabric(inventory, gpus.iter().any(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough))),
     ];
+    verdicts.extend(checks::verdicts(report.wish, report.observation));
     verdicts.extend(report.container.verdicts(report.wish));
     verdicts
 }

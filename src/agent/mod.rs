@@ -10,6 +10,7 @@
 //! ```
 //! Ending the agent changes nothing on the host: the next one goes on from the journal.
 
+mod checks;
 mod conditions;
 mod container_node;
 mod desired;
@@ -158,6 +159,7 @@ struct Agent {
     reporter: Reporter,
     news: News,
     desired: Desired,
+    checks: checks::Files,
     ends: HolderEnds,
     nodes: DevNodes,
     due: Arc<Notify>,
@@ -206,6 +208,7 @@ impl Agent {
             reporter: Reporter::new(client.clone(), config.node.clone()),
             news: News::new(Events::new(client, "gpuvirt-agent", &config.identity)),
             desired: Desired::below(&config.host_root),
+            checks: checks::Files::below(&config.host_root),
             ends: HolderEnds::default(),
             nodes,
             due,
@@ -216,7 +219,7 @@ impl Agent {
             reborn: None,
             telemetry,
             metrics,
-            resync: jittered(config.resync, &config.node),
+            resync: patience::jittered(config.resync, &config.node),
             host_root: config.host_root.clone(),
             kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
         })
@@ -313,6 +316,7 @@ impl Agent {
             self.offer.clone_from(&offered.offer);
             self.plugins.offer(offered.offer.clone());
         }
+        self.checks.keep(&wish, &observation);
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
         let reported = match known {
@@ -412,12 +416,6 @@ impl Agent {
 /// A GPU that a pod has and no process holds: the kubelet tells nobody when the pod is gone.
 fn only_allocated(observation: &Observation) -> bool {
     observation.holders.values().any(|holders| holders.iter().all(|holder| holder.pid == 0))
-}
-
-/// Agents of a cluster that started together do not look together. Up to a tenth later, by the node's name.
-fn jittered(resync: Duration, node: &str) -> Duration {
-    let sum: u32 = node.bytes().map(u32::from).sum();
-    resync + resync.mul_f64(f64::from(sum % 100) / 1000.0)
 }
 
 fn below(host_root: &Path, path: &Path) -> PathBuf {

@@ -159,6 +159,9 @@ pub(super) struct NvmlArgs {
     /// Opens no GPU.
     #[arg(long)]
     version_only: bool,
+    /// What there is to say of vGPUs instead.
+    #[arg(long, conflicts_with = "version_only")]
+    vgpus: bool,
 }
 
 #[derive(Debug, Args)]
@@ -245,9 +248,13 @@ impl From<DriverArgs> for Driver {
 /// The parent reads the answer from standard output, and a reason from the last line of standard error.
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "a child's answer to its parent")]
 pub(super) fn nvml(args: &NvmlArgs) -> ExitCode {
-    match nvml::answer(&args.root, args.version_only) {
+    let answer = match args.vgpus {
+        true => nvml::vgpus(&args.root).map(|report| serde_json::to_string(&report)),
+        false => nvml::answer(&args.root, args.version_only).map(|report| serde_json::to_string(&report)),
+    };
+    match answer {
         Ok(report) => {
-            println!("{}", serde_json::to_string(&report).expect("a report should serialize"));
+            println!("{}", report.expect("a report should serialize"));
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -10,6 +10,8 @@ use std::{
     process::{Command, Output},
 };
 
+mod vgpus;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpuvirt");
 
 /// A host whose own driver works, as the driver check's container sees it.

@@ -14,7 +14,7 @@ const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-cont
     "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}"#;
 
 /// The agent, and somebody in the kubelet's place.
-fn start_agent(plain: &Plain) {
+pub(super) fn start_agent(plain: &Plain) {
     plain.run(&format!("cat >/root/kubeconfig <<'E'\n{KUBECONFIG}\nE"));
     plain.run("setsid kubelet </dev/null >/tmp/kubelet.log 2>&1 &");
     plain

@@ -1,7 +1,12 @@
 //! vGPUs on a real kernel, on both frameworks: mediated devices of a GPU or of its virtual functions, and types of virtual
 //! functions.
 
-use super::{Answer, Plain, WITH_VFS, plain, plain_with};
+use crds::{
+    WorkloadMode,
+    v1alpha1::{Advertise, GPUNodeSpec, GPUVgpus, VgpuCount, VgpuLayout},
+};
+
+use super::{Answer, Plain, WITH_VFS, agent::start_agent, plain, plain_with};
 
 /// A T4 makes its mediated devices itself.
 const T4: &str = "0000:43:00.0";
@@ -209,6 +214,55 @@ fn uuids_are_the_same_after_a_reboot() {
             plain.reboot();
         }
         assert_eq!(boots[0].len(), 4, "{boots:?}");
+        assert_eq!(boots[0], boots[1]);
+    });
+}
+
+/// The last order of an agent, as it leaves it for the next boot.
+fn order() -> String {
+    let instances = |counts: &[(&str, i32)]| {
+        counts.iter().map(|(kind, count)| VgpuCount { kind: (*kind).to_owned(), count: *count }).collect()
+    };
+    let gpus = vec![
+        GPUVgpus { address: WITH_VFS.to_owned(), instances: instances(&[("A10-12Q", 2)]) },
+        GPUVgpus { address: T4.to_owned(), instances: instances(&[("T4-2Q", 3)]) },
+    ];
+    let spec = GPUNodeSpec {
+        mode: Some(WorkloadMode::VmVgpu),
+        vgpu: Some(VgpuLayout { name: "test".to_owned(), gpus }),
+        advertise: Advertise::Offered,
+        epoch: 3,
+        ..GPUNodeSpec::default()
+    };
+    serde_json::to_string(&spec).expect("an order has a JSON form")
+}
+
+#[test]
+fn a_second_boot_offers_the_same_vgpus_and_not_before_all_are_there_with_the_api_server_away() {
+    plain_with("intel_iommu=on iommu=pt", |plain| {
+        let order = order();
+        plain.run(&format!("mkdir -p /var/lib/gpuvirt; echo '{order}' >/var/lib/gpuvirt/desired.json"));
+        let mut boots = Vec::new();
+        for _ in 0..2 {
+            start_agent(plain);
+            // The driver comes after the agent, as its pod does.
+            plain.load_vgpu(Framework::Mdev);
+            plain.until("grep -q offered.*A10 /tmp/kubelet.log && grep -q offered.*T4-2Q /tmp/kubelet.log");
+            let log = plain.run("cat /tmp/kubelet.log");
+            let first = |name: &str| {
+                let mut lines = log.lines().filter(|line| line.starts_with(&format!("offered {name}:")));
+                lines.next().unwrap_or_else(|| panic!("{name}: {log}")).to_owned()
+            };
+            let made = plain.run("ls /sys/bus/mdev/devices");
+            let made: Vec<&str> = made.split_whitespace().collect();
+            assert_eq!(made.len(), 5, "{made:?}");
+            let offered = [first("nvidia.com/NVIDIA_A10-12Q"), first("nvidia.com/GRID_T4-2Q")].concat();
+            assert!(made.iter().all(|uuid| offered.contains(uuid)), "registered before all were there: {log}");
+            assert!(plain.run("ls /run/nvidia/validations").contains("vgpu-devices-ready"));
+            eprintln!("{log}");
+            boots.push(made.iter().map(|uuid| (*uuid).to_owned()).collect::<Vec<_>>());
+            plain.reboot();
+        }
         assert_eq!(boots[0], boots[1]);
     });
 }
