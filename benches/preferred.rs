@@ -13,6 +13,7 @@ fn sixteen() -> Vec<Device> {
         others: Vec::new(),
         path: vec![format!("port {}", n / 4), format!("switch {}", n / 4), format!("slot {n}")],
         egm: None,
+        partition: None,
     };
     (0..16).map(device).collect()
 }

@@ -10,7 +10,7 @@ mod images;
 
 use crate::{
     agent,
-    cluster_command::{Target, explain},
+    cluster_command::{Target, approve, explain},
     cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
@@ -35,13 +35,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the operator: ClusterPolicy and node labels to operands and GPUNodes.
-    Operator(OperatorArgs),
+    Operator(Box<OperatorArgs>),
     /// Runs the agent of one node: GPUs to vfio-pci and back, offered to the kubelet.
     Agent(AgentArgs),
     /// Removes the ClusterPolicies and waits until nodes are brought back; run by the chart before it is removed.
     Uninstall(UninstallArgs),
     /// Makes room for an NVIDIA driver: unloads what an earlier one has left.
-    PrepareDriver(HostArgs),
+    PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
@@ -51,6 +51,8 @@ enum Command {
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
+    /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
+    Approve(ApproveArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -58,6 +60,8 @@ enum Command {
     },
     /// Waits until a check has passed on this node; for init containers.
     Wait(chain::WaitArgs),
+    /// Tells Prometheus what the checks of a container node have found.
+    NodeStatus(chain::NodeStatusArgs),
     /// Asks NVML once; the parent has a deadline for it.
     #[command(name = nvml::COMMAND, hide = true)]
     Nvml(chain::NvmlArgs),
@@ -94,6 +98,9 @@ struct OperatorArgs {
     image_pull_policy: String,
     #[command(flatten)]
     images: images::ImageArgs,
+    /// Name of the chart's release, which may take over what the operator makes in its stead.
+    #[arg(long, env = "HELM_RELEASE")]
+    release: Option<String>,
     #[arg(long, default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
 }
@@ -179,6 +186,17 @@ struct ExplainVmiArgs {
 }
 
 #[derive(Debug, Args)]
+struct ApproveArgs {
+    node: String,
+    /// The hash of the plan that you have read. Without it the plan is shown and nothing is approved.
+    #[arg(long, value_name = "HASH")]
+    plan: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
@@ -217,7 +235,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Operator(args) => runtime()?.block_on(Box::pin(async {
-            operator::run(args.into(), shutdown()?).await?;
+            operator::run((*args).into(), shutdown()?).await?;
             anyhow::Ok(())
         }))?,
         Command::Agent(args) => runtime()?.block_on(Box::pin(async {
@@ -230,7 +248,10 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             uninstall::run(&client, &args.into()).await?;
             anyhow::Ok(())
         }))?,
-        Command::PrepareDriver(args) => crate::prepare_driver::run(&args.host_root)?,
+        Command::PrepareDriver(args) => runtime()?.block_on(async {
+            crate::prepare_driver::run(&args.into(), &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
             let subject = args.subject.into();
@@ -245,12 +266,20 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
             return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
+        Command::Approve(args) => {
+            let target = Target { context: args.context, namespace: None };
+            runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
+        }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;
             anyhow::Ok(())
         })?,
         Command::Wait(args) => runtime()?.block_on(async {
             chain::wait(args, &shutdown()?).await?;
+            anyhow::Ok(())
+        })?,
+        Command::NodeStatus(args) => runtime()?.block_on(async {
+            crate::node_status::run(args.into(), shutdown()?).await?;
             anyhow::Ok(())
         })?,
         Command::Nvml(args) => return Ok(chain::nvml(&args)),
@@ -297,6 +326,7 @@ impl From<OperatorArgs> for operator::Config {
                 images: args.images.by_section(),
             },
             identity: args.identity,
+            release: args.release,
             listen: args.listen,
         }
     }

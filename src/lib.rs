@@ -7,6 +7,8 @@
 //! | [`host_command`] | a host or a described one through `vfio`, reading only |
 //! | [`cluster_command`] | the API server, reading only, with the rights of whoever runs it |
 //! | [`validator`] | what a container of the stack sees, and the host through `vfio`, reading only; its own Node |
+//! | [`host_driver`] | whose NVIDIA driver a host runs, through `vfio`, reading only |
+//! | [`node_status`] | as [`validator`], for Prometheus |
 //! | [`nvml`], [`cuda`] | NVIDIA's libraries, in a child process |
 //! | [`cluster`] | kube: apply, events, lease |
 //! | [`cli`] | arguments and environment; nothing else reads them |
@@ -19,6 +21,8 @@ pub mod cluster;
 pub mod cluster_command;
 pub mod cuda;
 pub mod host_command;
+pub mod host_driver;
+pub mod node_status;
 pub mod nvml;
 pub mod operator;
 pub mod prepare_driver;

@@ -5,6 +5,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// Longest message of a condition, in characters: `maxLength` in metav1.Condition, which the peer's schema repeats.
 const MESSAGE_LIMIT: usize = 32_768;
 
+/// Verdicts of a container node's checks, in `status.agent` of its `GPUNode`.
+pub const DRIVER_VALIDATED: &str = "DriverValidated";
+pub const TOOLKIT_VALIDATED: &str = "ToolkitValidated";
+pub const CUDA_VALIDATED: &str = "CudaValidated";
+pub const PLUGIN_VALIDATED: &str = "PluginValidated";
+/// In the order of the chain.
+pub const CHAIN: [&str; 4] = [DRIVER_VALIDATED, TOOLKIT_VALIDATED, CUDA_VALIDATED, PLUGIN_VALIDATED];
+
 /// What a condition of ours says, before it meets the list that it goes into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {

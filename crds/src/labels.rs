@@ -10,6 +10,12 @@ pub const GPU_PRESENT: &str = "nvidia.com/gpu.present";
 pub const DEPLOY_PREFIX: &str = "nvidia.com/gpu.deploy.";
 /// `"false"` keeps every operand off the node. Written by the user.
 pub const DEPLOY_OPERANDS: &str = "nvidia.com/gpu.deploy.operands";
+/// `"false"` leaves the node's vGPUs to others. Written by the user.
+pub const DEPLOY_VGPU_DEVICE_MANAGER: &str = "nvidia.com/gpu.deploy.vgpu-device-manager";
+/// Name of a node's vGPU layout. Written by the user.
+pub const VGPU_CONFIG: &str = "nvidia.com/vgpu.config";
+/// `pending`, `success` or `failed`: how far the node is with its vGPU layout. Written by the operator.
+pub const VGPU_CONFIG_STATE: &str = "nvidia.com/vgpu.config.state";
 /// MIG-capable nodes get the MIG manager. Written by GPU feature discovery.
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
 /// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.
@@ -53,11 +59,20 @@ pub const FORCE_TEARDOWN: &str = "gpuvirt.io/force-teardown";
 pub const TEARDOWN_FINALIZER: &str = "gpuvirt.io/teardown";
 /// Annotation on a node: the deploy keys that the operator has set there, so that it removes only its own.
 pub const MANAGED_DEPLOY: &str = "gpuvirt.io/managed-deploy-labels";
+/// Annotation on a node: closed for new pods by a change of ours, named here, which opens it again.
+pub const CORDONED: &str = "gpuvirt.io/cordoned";
+/// Annotation on a node, `"true"`: no change of it begins. Written by the user.
+pub const PAUSE: &str = "gpuvirt.io/pause";
+/// Annotation on a node, `"true"`: a change is planned, shown in its `GPUTransition`, and not made. Written by the user.
+pub const DRY_RUN: &str = "gpuvirt.io/dry-run";
 /// Annotation on a KubeVirt or `HyperConverged` object: the entries of its `permittedHostDevices` that are ours, as in
 /// `10DE:1EB8=nvidia.com/TU104GL_TESLA_T4`, separated by commas.
 pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";
 /// `"true"` beside it: the whole field was unset before our first entry, and is unset again after our last.
 pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-unset";
+
+/// `"true"` on a KubeVirt or `HyperConverged` object: we have told it to make no mediated devices.
+pub const MEDIATED_DEVICES_OFF: &str = "gpuvirt.io/mediated-devices-off";
 
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";

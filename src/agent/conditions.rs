@@ -11,7 +11,7 @@ use super::{device_plugin::States, health::Ailments, offer::leader, translate::R
 
 pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
     let inventory = &report.observation.inventory;
-    vec![
+    let mut verdicts = vec![
         iommu(inventory),
         modes(gpus),
         observed(report),
@@ -19,7 +19,9 @@ pub fn verdicts(report: &Report<'_>, gpus: &[GPUStatus]) -> Vec<Verdict> {
         healthy(&report.offered.ailments),
         groups(inventory),
         fabric(inventory, gpus.iter().any(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough))),
-    ]
+    ];
+    verdicts.extend(report.container.verdicts(report.wish));
+    verdicts
 }
 
 fn iommu(inventory: &Inventory) -> Verdict {

@@ -1,4 +1,5 @@
-//! Device nodes that come and go: a node that somebody removes by hand makes no uevent.
+//! Files that come and go: a device node that somebody removes by hand makes no uevent, and the verdicts of a container
+//! node's checks are files.
 
 use std::{
     io,
@@ -7,13 +8,19 @@ use std::{
 };
 
 use futures::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask, Watches};
+use inotify::{EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 use tokio::sync::Notify;
+
+use crate::validator::DIRECTORY;
 
 /// VFIO's directories of device nodes, of which neither need be there: they come with the first device.
 pub struct DevNodes {
     watches: Watches,
     directories: [PathBuf; 2],
+    /// Of the checks' verdicts.
+    verdicts: PathBuf,
+    /// The nearest to it that there is.
+    nearest: Option<(PathBuf, WatchDescriptor)>,
 }
 
 /// What the kernel says of them.
@@ -24,7 +31,8 @@ impl DevNodes {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let directories = ["dev/vfio", "dev/vfio/devices"].map(|directory| host_root.join(directory));
-        Ok((Self { watches, directories }, Changes(inotify.into_event_stream([0; 4096])?)))
+        let verdicts = super::below(host_root, Path::new(DIRECTORY));
+        Ok((Self { watches, directories, verdicts, nearest: None }, Changes(inotify.into_event_stream([0; 4096])?)))
     }
 
     /// To be called before each look: watches what is there by now. Watching again what is watched changes nothing.
@@ -38,6 +46,25 @@ impl DevNodes {
                 Err(error) => {
                     tracing::warn!(directory = %directory.display(), %error, "not watched; the next resync sees what becomes of it");
                 }
+            }
+        }
+        self.follow_verdicts(mask);
+    }
+
+    /// No uevent tells of this directory's coming: until then the next one above it is watched.
+    fn follow_verdicts(&mut self, mask: WatchMask) {
+        let there = self.verdicts.ancestors().find(|ancestor| ancestor.is_dir());
+        let Some(there) = there.map(Path::to_owned) else { return };
+        match self.watches.add(&there, mask) {
+            Ok(descriptor) => {
+                let before = self.nearest.replace((there.clone(), descriptor)).filter(|(before, _)| *before != there);
+                if let Some((_, before)) = before {
+                    // It may have gone by itself.
+                    let _ = self.watches.remove(before);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(directory = %there.display(), %error, "not watched; the next resync sees what the checks say");
             }
         }
     }
@@ -73,6 +100,24 @@ mod tests {
         fs::remove_file(&node).unwrap();
         due.notified().await;
         fs::write(&node, "").unwrap();
+        due.notified().await;
+    }
+
+    #[tokio::test]
+    async fn a_verdict_is_a_reason_to_look_also_where_its_directory_comes_later() {
+        let host = tempfile::tempdir().unwrap();
+        fs::create_dir_all(host.path().join("run")).unwrap();
+        let due = Arc::new(Notify::new());
+        let (mut nodes, changes) = DevNodes::open(host.path()).unwrap();
+        let _changes = tokio::spawn(changes.notify(due.clone()));
+        let verdicts = host.path().join("run/nvidia/validations");
+        nodes.follow();
+        fs::create_dir_all(&verdicts).unwrap();
+        due.notified().await;
+        nodes.follow();
+        fs::write(verdicts.join("driver-failed"), "no").unwrap();
+        due.notified().await;
+        fs::remove_file(verdicts.join("driver-failed")).unwrap();
         due.notified().await;
     }
 

@@ -11,6 +11,7 @@
 //! Ending the agent changes nothing on the host: the next one goes on from the journal.
 
 mod conditions;
+mod container_node;
 mod desired;
 mod dev_nodes;
 pub mod device_plugin;
@@ -23,10 +24,12 @@ mod offer;
 mod patience;
 mod pod_resources;
 mod readable;
+mod registrations;
 mod report;
 mod translate;
 mod uevent;
 pub mod vfio_manager;
+mod vgpu_manager;
 mod wish;
 
 use std::{
@@ -50,6 +53,7 @@ use tokio::{
 use vfio::Root;
 
 use self::{
+    container_node::ContainerNode,
     desired::Desired,
     dev_nodes::DevNodes,
     device_plugin::{DevicePlugins, Offer},
@@ -59,6 +63,7 @@ use self::{
     news::News,
     offer::Offered,
     pod_resources::Allocations,
+    registrations::{News as Registered, Registrations},
     report::Reporter,
     vfio_manager::{Observation, VfioManager},
     wish::Wish,
@@ -105,6 +110,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A pod opens its device some time after it was given it; these looks see it.
 const AFTER_ALLOCATION: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(30)];
 const RETRY: Duration = Duration::from_secs(5);
+/// A kubelet that was started anew lists no pod's devices until it has its pods from the API server. So long what pods
+/// had before is theirs still, listed or not. (Less than the second of the looks above.)
+const KUBELET_SETTLES: Duration = Duration::from_secs(8);
 /// See [`only_allocated`]: how often the kubelet is asked, and how often it is looked whether the GPU was opened after all.
 const ALLOCATION_POLL: Duration = Duration::from_secs(2);
 const LATE_OPENING: Duration = Duration::from_secs(30);
@@ -158,9 +166,13 @@ struct Agent {
     offer: Offer,
     /// Somebody has a GPU and has not opened it, see [`only_allocated`].
     unopened: bool,
+    registrations: Registrations,
+    /// When there was another kubelet, last.
+    reborn: Option<Instant>,
     telemetry: Telemetry,
     metrics: Metrics,
     resync: Duration,
+    host_root: PathBuf,
     /// The kubelet's pod-resources socket.
     kubelet: PathBuf,
 }
@@ -184,7 +196,7 @@ impl Agent {
         shutdown: &Shutdown,
     ) -> Result<Self, Error> {
         let helper = std::env::current_exe().map_err(Error::Executable)?;
-        let manager = VfioManager::open(&config.host_root, helper)?;
+        let manager = VfioManager::open(&config.host_root, helper, &config.node)?;
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
         let metrics = telemetry.register(Metrics::register);
@@ -200,9 +212,12 @@ impl Agent {
             calls,
             offer: Offer::new(),
             unopened: false,
+            registrations: Registrations::default(),
+            reborn: None,
             telemetry,
             metrics,
             resync: jittered(config.resync, &config.node),
+            host_root: config.host_root.clone(),
             kubelet: below(&config.host_root, &config.kubelet_root).join("pod-resources/kubelet.sock"),
         })
     }
@@ -234,7 +249,15 @@ impl Agent {
                 () = sleep_until(next_look) => {}
             }
             let known = node.borrow_and_update().clone();
-            states.borrow_and_update();
+            match self.registrations.follow(&states.borrow_and_update()) {
+                Registered::Nothing => {}
+                news @ (Registered::Registered | Registered::Again) => {
+                    after_allocation = AFTER_ALLOCATION.map(|after| Instant::now() + after).to_vec();
+                    if news == Registered::Again {
+                        self.reborn = Some(Instant::now());
+                    }
+                }
+            }
             let wish = self.wish(known.as_ref(), started);
             let silent = known.is_none();
             let now = Instant::now();
@@ -333,15 +356,25 @@ impl Agent {
 
     /// Whether a round is due because pods have other GPUs than they had. Asks the kubelet only.
     async fn given_anew(&self) -> bool {
-        let allocations = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error));
+        let allocations = self.allocations().await;
         self.manager.as_ref().is_some_and(|manager| manager.given_anew(&allocations))
+    }
+
+    /// What pods have.
+    async fn allocations(&self) -> Result<Allocations, String> {
+        let listed = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error))?;
+        let settles = self.reborn.is_some_and(|since| since.elapsed() < KUBELET_SETTLES);
+        Ok(match &self.manager {
+            Some(manager) if settles => pod_resources::kept(manager.allocations(), listed),
+            Some(_) | None => listed,
+        })
     }
 
     async fn work<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut VfioManager, Result<Allocations, String>) -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let allocations = pod_resources::allocations(&self.kubelet).await.map_err(|error| crate::chain(&error));
+        let allocations = self.allocations().await;
         let mut manager = self.manager.take().ok_or(Error::Worker)?;
         let worked = tokio::task::spawn_blocking(move || {
             let done = work(&mut manager, allocations);
@@ -366,6 +399,7 @@ impl Agent {
                 observation,
                 plugins: &plugins,
                 offered,
+                container: &ContainerNode::look(&self.host_root),
                 generation: gpu_node.metadata.generation.unwrap_or_default(),
                 old: gpu_node.status.as_ref().and_then(|status| status.agent.as_ref()),
             },
@@ -394,9 +428,9 @@ fn plugins(config: &Config, calls: &Calls, due: &Arc<Notify>, shutdown: &Shutdow
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     let iommufd = vfio::Host::exists(&root, Path::new("/dev/iommu"));
     let (allocated, due) = (calls.allocated.clone(), due.clone());
-    let recheck = move |ids: &[String]| {
+    let recheck = move |devices: &[device_plugin::Device]| {
         allocated.notify_one();
-        let objections = objections::objections(&root, ids);
+        let objections = objections::objections(&root, devices);
         if !objections.is_empty() {
             // The list that the kubelet has is out of date.
             due.notify_one();

@@ -2,21 +2,31 @@
 //! its accounts may be older than the host. A pod that was deleted by force is gone from the kubelet's accounts at once,
 //! and its VM from the GPU only some time later.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
-use vfio::{Binding, Holder, Host, Inventory, PciAddress, deviations, holders, observe};
+use vfio::{
+    Binding, Function, Holder, Host, Inventory, PciAddress, VgpuParent, deviations, holders, observe,
+    vgpu::{part_ids, vgpu_holders},
+};
 
-use super::health::{at_sight, unfit};
+use super::{
+    device_plugin::Device,
+    health::{at_sight, unfit},
+    offer,
+};
 
-/// By device id; what is not in it may be given. One look for all of them.
-pub fn objections(host: &impl Host, ids: &[String]) -> BTreeMap<String, String> {
+/// By device id; what is not in it may be given as it was offered. One look for all of them.
+pub fn objections(host: &impl Host, offered: &[Device]) -> BTreeMap<String, String> {
     let inventory = observe(host);
     let held = holders(host, &inventory);
-    ids.iter().filter_map(|id| Some((id.clone(), objection(&inventory, &held, id)?))).collect()
+    offered.iter().filter_map(|device| Some((device.id.clone(), objection(&inventory, &held, device)?))).collect()
 }
 
-fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id: &str) -> Option<String> {
-    let address: PciAddress = match id.parse() {
+fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, offered: &Device) -> Option<String> {
+    if let Some(partition) = &offered.partition {
+        return against_vgpu(inventory, held, &partition.gpu, &offered.id);
+    }
+    let address: PciAddress = match offered.id.parse() {
         Ok(address) => address,
         Err(error) => return Some(format!("{error}")),
     };
@@ -31,7 +41,42 @@ fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id
     if let Some(ailment) = unfit(&ailments) {
         return Some(ailment.to_string());
     }
+    // A fit group, and not the one that was offered: it may have other members, and its node is not among those to be
+    // handed over.
+    let nodes = offer::nodes(inventory, &gpu);
+    if nodes != offered.nodes {
+        let (now, then) = (listed(&nodes), listed(&offered.nodes));
+        return Some(format!("it was offered with {then}, and has {now} now; it is offered anew, start the pod again"));
+    }
     let holder = held.get(&address)?.iter().find(|holder| holder.pid > 0)?;
+    Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
+}
+
+fn listed(nodes: &[PathBuf]) -> String {
+    nodes.iter().map(|node| node.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn against_vgpu(
+    inventory: &Inventory,
+    held: &BTreeMap<PciAddress, Vec<Holder>>,
+    gpu: &str,
+    id: &str,
+) -> Option<String> {
+    let gone = || Some(format!("{id} is no vGPU any more; delete the pod so that it is scheduled again"));
+    let Some(gpu) = gpu.parse().ok().and_then(|address| inventory.gpu(address)) else { return gone() };
+    if !part_ids(inventory, gpu.primary.address).iter().any(|part| part == id) {
+        return gone();
+    }
+    let function = id.parse::<PciAddress>().ok().and_then(|address| inventory.functions.get(&address));
+    let nothing = |function: &Function| !matches!(function.vgpu, Some(VgpuParent::VendorVfio { current: Some(_), .. }));
+    if function.is_some_and(nothing) {
+        return gone();
+    }
+    if let Some(ailment) = unfit(&at_sight(inventory, &gpu)) {
+        return Some(ailment.to_string());
+    }
+    let holders = vgpu_holders(inventory, held);
+    let holder = holders.get(id)?.iter().find(|holder| holder.pid > 0)?;
     Some(format!("{holder} has it open still; {}, or wait until it ends, then start the pod anew", holder.next_step()))
 }
 
@@ -39,12 +84,30 @@ fn objection(inventory: &Inventory, held: &BTreeMap<PciAddress, Vec<Holder>>, id
 mod tests {
     use vfio::testing::Machine;
 
+    use super::super::device_plugin::Health;
+
     use super::*;
 
     const GPU: &str = "0000:18:00.0";
 
+    /// As it was offered before anything changed.
+    fn offered(id: &str) -> Device {
+        let inventory = observe(&Machine::described("eight-t4"));
+        let gpu = id.parse().ok().and_then(|address| inventory.gpu(address));
+        Device {
+            id: id.to_owned(),
+            health: Health::Healthy,
+            numa_node: None,
+            nodes: gpu.map(|gpu| offer::nodes(&inventory, &gpu)).unwrap_or_default(),
+            others: vec![],
+            path: vec![],
+            egm: None,
+            partition: None,
+        }
+    }
+
     fn against(machine: &Machine, id: &str) -> Option<String> {
-        objections(machine, &[id.to_owned(), "0000:19:00.0".to_owned()]).remove(id)
+        objections(machine, &[offered(id), offered("0000:19:00.0")]).remove(id)
     }
 
     #[test]
@@ -74,6 +137,16 @@ mod tests {
         machine.remove(&format!("/dev/vfio/{group}"));
         let why = against(&machine, GPU).unwrap();
         assert!(why.contains(&format!("/dev/vfio/{group}")), "{why}");
+    }
+
+    #[test]
+    fn a_gpu_whose_group_is_another_fit_one_than_was_offered_is_not_given() {
+        let text =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/vfio/fixtures/eight-t4.yaml")).unwrap();
+        let moved = Machine::from_yaml(&text.replace("driver: vfio-pci, group: 20,", "driver: vfio-pci, group: 77,"));
+        let why = against(&moved, GPU).unwrap();
+        assert!(why.contains("offered with /dev/vfio/20") && why.contains("has /dev/vfio/77"), "{why}");
+        assert_eq!(against(&moved, "0000:35:00.0"), None);
     }
 
     #[test]

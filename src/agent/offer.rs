@@ -19,6 +19,10 @@ use super::{
     wish::Wish,
 };
 
+mod vgpus;
+
+pub use vgpus::vgpu_resource;
+
 /// What the kubelet is told, and why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offered {
@@ -58,8 +62,9 @@ pub fn offer(wish: &Wish, observation: &Observation, before: &Offer) -> Offered 
             Err(error) => drop(offered.withheld.insert(address, error.to_string())),
         }
     }
+    vgpus::add(&mut offered, wish, observation, before);
     let lost = before.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
-    for (name, device) in lost.filter(|(_, device)| !settled.contains(&device.id)) {
+    for (name, device) in lost.filter(|(_, device)| device.partition.is_none() && !settled.contains(&device.id)) {
         let Ok(address) = device.id.parse::<PciAddress>() else { continue };
         if wish.mode(address) == Some(WorkloadMode::VmPassthrough) {
             offered.keep_lost(name, device, address, &observation.inventory);
@@ -125,26 +130,33 @@ fn withheld(gpu: &Gpu<'_>, name: &ResourceName, observation: &Observation) -> Op
     }
 }
 
-fn device(observation: &Observation, gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
-    let inventory = &observation.inventory;
+/// Device nodes of a GPU: its group's first, then those of all that go along.
+pub fn nodes(inventory: &Inventory, gpu: &Gpu<'_>) -> Vec<PathBuf> {
     let others = gpu.shares_group_with.iter().filter_map(|other| inventory.gpu(*other));
     let functions = std::iter::once(gpu.primary).chain(gpu.companions.iter().copied());
     let functions = functions.chain(others.map(|other| other.primary));
-    let mut nodes: Vec<PathBuf> =
-        gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}"))).into_iter().collect();
-    nodes.extend(
-        functions.filter_map(|f| f.vfio_dev.as_ref()).map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}"))),
-    );
+    let group = gpu.group.map(|group| PathBuf::from(format!("/dev/vfio/{group}")));
+    let cdevs = functions.filter_map(|function| function.vfio_dev.as_ref());
+    group.into_iter().chain(cdevs.map(|name| PathBuf::from(format!("/dev/vfio/devices/{name}")))).collect()
+}
+
+fn device(observation: &Observation, gpu: &Gpu<'_>, withheld: Option<&str>) -> Device {
+    let inventory = &observation.inventory;
     let egm = observation.egm.iter().find(|(_, gpus)| gpus.contains(&gpu.primary.address));
     Device {
         id: gpu.primary.address.to_string(),
         health: if withheld.is_some() { Health::Unhealthy } else { Health::Healthy },
         numa_node: gpu.primary.numa_node,
-        nodes,
+        nodes: nodes(inventory, gpu),
         others: gpu.shares_group_with.iter().map(ToString::to_string).collect(),
         path: inventory.path(gpu.primary.address).iter().map(ToString::to_string).collect(),
         egm: egm.map(|(node, gpus)| Egm { node: node.clone(), gpus: gpus.iter().map(ToString::to_string).collect() }),
+        partition: None,
     }
+}
+
+fn unfit_member(observation: &Observation, gpu: PciAddress) -> bool {
+    observation.ailments.get(&gpu).is_some_and(|ailments| unfit(ailments).is_some())
 }
 
 #[cfg(test)]

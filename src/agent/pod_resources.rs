@@ -50,6 +50,13 @@ pub fn ours(all: &Allocations, is_gpu: impl Fn(&str) -> bool) -> Allocations {
     ours
 }
 
+/// What is listed, and what was had before of devices that are not.
+pub fn kept(before: &Allocations, listed: Allocations) -> Allocations {
+    let mut kept = before.clone();
+    kept.extend(listed);
+    kept
+}
+
 pub async fn allocations(socket: &Path) -> Result<Allocations, Error> {
     let path = socket.to_owned();
     let connect = service_fn(move |_: Uri| {
@@ -144,6 +151,13 @@ mod tests {
         assert_eq!(allocations.keys().collect::<Vec<_>>(), ["0000:43:00.0", "0000:44:00.0"]);
         let allocation = Allocation { pod: "vms/a".to_owned(), resource: "nvidia.com/TU104GL_TESLA_T4".to_owned() };
         assert_eq!(allocations["0000:44:00.0"], [allocation]);
+    }
+
+    #[test]
+    fn what_a_new_kubelet_does_not_list_yet_is_kept_and_what_it_lists_counts() {
+        let of = |name: &str, ids: &[&str]| by_device(&ListResponse { pods: vec![pod(name, "nvidia.com/A", ids)] });
+        let kept = kept(&of("old", &["0000:43:00.0", "0000:44:00.0"]), of("new", &["0000:44:00.0"]));
+        assert_eq!((&*kept["0000:43:00.0"][0].pod, &*kept["0000:44:00.0"][0].pod), ("vms/old", "vms/new"));
     }
 
     #[tokio::test]

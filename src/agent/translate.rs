@@ -14,6 +14,7 @@ use vfio::{Binding, ExecuteError, Function, Gpu, Inventory, KernelError, deviati
 
 use super::{
     conditions,
+    container_node::ContainerNode,
     device_plugin::{Offer, ResourceName, States, names},
     health,
     offer::{self, Offered},
@@ -21,6 +22,10 @@ use super::{
     vfio_manager::Observation,
     wish::Wish,
 };
+
+mod vgpus;
+
+pub use vgpus::{vgpu_failure, vgpu_refusal};
 
 pub fn refusal(refusal: &vfio::Refusal) -> Refusal {
     Refusal { reason: refusal.reason().to_owned(), message: refusal.to_string() }
@@ -61,12 +66,23 @@ pub fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
     }
 }
 
+/// As [`shown`], with the two modes told apart that leave a GPU to drivers of the host: it has vGPUs, or it is asked to.
+fn mode(report: &Report<'_>, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
+    let address = gpu.primary.address;
+    let has = report.observation.vgpus.gpus.get(&address).is_some_and(|found| !found.instances.is_empty());
+    let asked = report.wish.mode(address) == Some(WorkloadMode::VmVgpu);
+    let mode = shown(&report.observation.inventory, gpu)?;
+    let on_host = mode != WorkloadMode::VmPassthrough;
+    Some(if on_host && (has || asked) { WorkloadMode::VmVgpu } else { mode })
+}
+
 /// Everything about a round that the cluster is told.
 pub struct Report<'a> {
     pub wish: &'a Wish,
     pub observation: &'a Observation,
     pub plugins: &'a States,
     pub offered: &'a Offered,
+    pub container: &'a ContainerNode,
     pub generation: i64,
     pub old: Option<&'a AgentStatus>,
 }
@@ -74,15 +90,18 @@ pub struct Report<'a> {
 pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
     let inventory = &report.observation.inventory;
     let gpus: Vec<GPUStatus> = inventory.gpus().iter().map(|gpu| gpu_status(report, gpu)).collect();
-    let old = report.old.map(|old| old.conditions.as_slice()).unwrap_or_default();
+    let verdicts = conditions::verdicts(report, &gpus);
+    let mut old = report.old.map(|old| old.conditions.clone()).unwrap_or_default();
+    // A node that is not checked any more has no verdict either.
+    old.retain(|condition| verdicts.iter().any(|verdict| verdict.type_ == condition.type_));
     AgentStatus {
         observed_generation: report.generation,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         summary: summary(&gpus),
-        host: host(inventory),
-        conditions: merge(old, &conditions::verdicts(report, &gpus), Some(report.generation), now),
+        host: HostFacts { driver: report.container.driver.clone(), ..host(inventory) },
+        conditions: merge(&old, &verdicts, Some(report.generation), now),
         gpus,
-        vgpu: None,
+        vgpu: vgpus::state(report),
         resources: resources(report.plugins, &report.offered.offer),
         plan: report.observation.plan.clone(),
         errors: inventory.errors.iter().map(ToString::to_string).collect(),
@@ -92,7 +111,7 @@ pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
 fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
     let observation = report.observation;
     let primary = gpu.primary;
-    let mode = shown(&observation.inventory, gpu);
+    let mode = mode(report, gpu);
     let obstacles = WorkloadMode::ALL.into_iter().filter(|m| Some(*m) != mode).filter_map(|mode| {
         let refusal = observation.obstacles.get(&(primary.address, mode))?;
         Some(Obstacle { mode, reason: refusal.reason.clone(), message: refusal.message.clone() })
@@ -105,6 +124,7 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
     GPUStatus {
         address: primary.address.to_string(),
         id: id(primary),
+        subsystem: Some(format!("{:04x}:{:04x}", primary.subsystem_vendor, primary.subsystem_device)),
         class: format!("0x{:06x}", primary.class),
         product: names::product(primary.vendor, primary.device).unwrap_or("unknown").to_owned(),
         mode,
@@ -114,7 +134,7 @@ fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
         numa_node: primary.numa_node.map(i32::from),
         resource: resource.map(|name| name.as_str().to_owned()),
         holders: holders.map(holder).collect(),
-        vgpu: None,
+        vgpu: vgpus::status(report, primary.address),
         withheld: report.offered.withheld.get(&primary.address).cloned(),
         ailments,
         obstacles: obstacles.collect(),
@@ -174,6 +194,7 @@ fn host(inventory: &Inventory) -> HostFacts {
         os: format!("{}{}", facts.os_id, facts.os_version),
         iommu: facts.iommu,
         iommufd: facts.iommufd,
+        driver: None,
     }
 }
 

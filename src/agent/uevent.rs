@@ -21,7 +21,7 @@ use tokio::{
 use super::readable::readable;
 
 /// Subsystems whose events can change what the agent sees.
-const SUBSYSTEMS: [&str; 5] = ["pci", "vfio", "vfio-dev", "drivers", "module"];
+const SUBSYSTEMS: [&str; 6] = ["pci", "mdev", "vfio", "vfio-dev", "drivers", "module"];
 const KERNEL_GROUP: u32 = 1;
 /// A burst at boot must not overflow the socket; an overflow (ENOBUFS) only means "look".
 const BUFFER: usize = 1 << 20;

@@ -20,6 +20,7 @@ use super::{
     patience::Patience,
     pod_resources::{self, Allocations},
     translate,
+    vgpu_manager::{self, Bench, VgpuManager, Vgpus},
     wish::{Wish, addresses, binding, switched_off, wanted},
 };
 
@@ -40,6 +41,7 @@ pub struct Observation {
     pub ailments: Ailments,
     /// Memory that GPUs share, by its device node.
     pub egm: BTreeMap<PathBuf, BTreeSet<PciAddress>>,
+    pub vgpus: Vgpus,
     pub refusals: BTreeMap<PciAddress, Refusal>,
     pub obstacles: BTreeMap<(PciAddress, WorkloadMode), Refusal>,
     /// What was done, or would have to be, one sentence a step.
@@ -64,6 +66,9 @@ pub struct VfioManager<K = LinuxKernel> {
     /// Whether the next change could be noted, or why not; `None` before it was tried.
     writable: Option<Result<(), Refusal>>,
     patience: Patience,
+    vgpus: VgpuManager,
+    /// Of the last round.
+    made: Vgpus,
     health: Watch,
     /// Of the last round.
     ailments: Ailments,
@@ -81,14 +86,14 @@ pub enum Error {
 }
 
 impl VfioManager {
-    /// `helper`: the executable that serves `kernel-write`, i.e. this one.
-    pub fn open(host_root: &Path, helper: PathBuf) -> Result<Self, Error> {
-        Self::with_kernel(host_root, LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE))
+    /// `helper`: the executable that serves `kernel-write`, i.e. this one. `node`: its name.
+    pub fn open(host_root: &Path, helper: PathBuf, node: &str) -> Result<Self, Error> {
+        Self::with_kernel(host_root, LinuxKernel::new(host_root.to_owned(), helper, WRITE_DEADLINE), node)
     }
 }
 
 impl<K: Kernel> VfioManager<K> {
-    fn with_kernel(host_root: &Path, kernel: K) -> Result<Self, Error> {
+    pub(super) fn with_kernel(host_root: &Path, kernel: K, node: &str) -> Result<Self, Error> {
         let root = Root::new(host_root).map_err(|source| Error::Root { root: host_root.to_owned(), source })?;
         let path = host_root.join(JOURNAL.trim_start_matches('/'));
         let mut complaints = Vec::new();
@@ -108,6 +113,8 @@ impl<K: Kernel> VfioManager<K> {
             unknown: None,
             writable: None,
             patience: Patience::default(),
+            vgpus: VgpuManager::new(node.to_owned()),
+            made: Vgpus::default(),
             health: Watch::default(),
             ailments: Ailments::new(),
             in_use: BTreeSet::new(),
@@ -137,11 +144,22 @@ impl<K: Kernel> VfioManager<K> {
         note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
         let began = Instant::now();
         let mut work = Work::default();
+        let left = self.with_vgpus(&view, |vgpus, bench, view| vgpus.leave(bench, view, wish, &mut work));
+        if left {
+            view = self.look();
+        }
         while let Some(done) = self.pass(&view, wish, &mut work) {
             view = self.look();
             self.verify(&view, &done, &mut work);
         }
+        let (progress, changed) =
+            self.with_vgpus(&view, |vgpus, bench, view| vgpus.apply(bench, view, wish, &mut work));
+        if changed {
+            view = self.look();
+        }
         self.kernel.rest();
+        let shown = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations);
+        self.made = Vgpus { gpus: vgpu_manager::found(&shown, &self.journal, wish), progress };
         // An entry whose device is away is no complaint: it may come back.
         let replaced = |address: &PciAddress| view.inventory.functions.contains_key(address);
         for stale in self.journal.stale(&view.inventory).into_iter().filter(replaced) {
@@ -149,6 +167,7 @@ impl<K: Kernel> VfioManager<K> {
         }
         let obstacles = self.obstacles(&view.inventory, wish);
         self.gpus = addresses(&view.inventory).map(|gpu| gpu.to_string()).collect();
+        self.gpus.extend(self.made.ids().into_iter().map(|(id, _)| id.to_owned()));
         self.in_use = view.held.keys().copied().collect();
         self.ailments = self.examine(&view.inventory);
         Observation {
@@ -158,6 +177,7 @@ impl<K: Kernel> VfioManager<K> {
             inventory: view.inventory,
             holders: view.held,
             allocations: self.allocations.clone(),
+            vgpus: self.made.clone(),
             refusals: work.refusals,
             obstacles,
             plan: work.steps,
@@ -170,7 +190,30 @@ impl<K: Kernel> VfioManager<K> {
     /// Reads sysfs only.
     pub fn glance(&mut self, allocations: &Result<Allocations, String>) -> bool {
         let inventory = observe_except(&self.root, &self.journal.locked());
-        self.examine(&inventory) != self.ailments || self.given_anew(allocations)
+        let vgpus = inventory
+            .gpus()
+            .into_iter()
+            .flat_map(|gpu| vfio::vgpu::vgpus(&inventory, gpu.primary.address, self.journal.vgpu_types()));
+        let vgpus: Vec<_> = vgpus.collect();
+        let ids = vgpus.iter().map(|vgpu| (vgpu.id.as_str(), vgpu.name.as_deref()));
+        self.made.ids().into_iter().ne(ids) || self.examine(&inventory) != self.ailments || self.given_anew(allocations)
+    }
+
+    /// Work on vGPUs from one look.
+    fn with_vgpus<T>(
+        &mut self,
+        view: &View,
+        work: impl FnOnce(&mut VgpuManager, &mut Bench<'_, K>, &vfio::vgpu::View) -> T,
+    ) -> T {
+        let view = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations);
+        let hindrance = self.unable("the vGPUs");
+        let Self { root, kernel, journal, allocations, vgpus, .. } = self;
+        work(vgpus, &mut Bench { root, kernel, journal, allocations, hindrance }, &view)
+    }
+
+    /// What pods had in the last round.
+    pub fn allocations(&self) -> &Allocations {
+        &self.allocations
     }
 
     /// Whether pods have other GPUs of the last round than they had then.
@@ -195,20 +238,7 @@ impl<K: Kernel> VfioManager<K> {
     }
 
     fn held(&self, inventory: &Inventory) -> Held {
-        let mut held = holders(&self.root, inventory);
-        for gpu in inventory.gpus() {
-            let address = gpu.primary.address;
-            let mut pods: Vec<_> = self.allocations.get(&address.to_string()).into_iter().flatten().collect();
-            if !gpu.primary.on_vfio() {
-                // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
-                // has one could have any.
-                let all = self.allocations.values().flatten();
-                pods.extend(all.filter(|allocation| labels::is_container_resource(&allocation.resource)));
-            }
-            held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
-        }
-        held.retain(|_, holders| !holders.is_empty());
-        held
+        held_by(&self.root, &self.allocations, inventory)
     }
 
     /// Does for each GPU what can be done from one look, and returns what is to be verified; `None` if nothing was
@@ -223,13 +253,10 @@ impl<K: Kernel> VfioManager<K> {
             if work.tried.contains(&gpu) || (group.is_some() && touched.contains(&group)) {
                 continue;
             }
-            let planned = binding(mode).and_then(|binding| {
-                let plan = self.plan(view, &wanted, wish, gpu, binding)?;
-                Ok((plan, binding))
-            });
-            match planned {
-                Ok((plan, _)) if plan.steps.is_empty() => self.patience.succeeded(gpu),
-                Ok((plan, binding)) => {
+            let binding = binding(mode);
+            match self.plan(view, &wanted, wish, gpu, binding) {
+                Ok(plan) if plan.steps.is_empty() => self.patience.succeeded(gpu),
+                Ok(plan) => {
                     work.tried.insert(gpu);
                     touched.insert(group);
                     work.steps.extend(plan.steps.iter().map(|step| format!("{gpu}: {step}")));
@@ -280,10 +307,15 @@ impl<K: Kernel> VfioManager<K> {
         if !wish.has(AgentFunction::VfioManager) {
             return Some(switched_off(gpu));
         }
+        self.unable(&format!("GPU {gpu}"))
+    }
+
+    /// Why nothing may be done to anything.
+    fn unable(&self, what: &str) -> Option<Refusal> {
         let unknown = self.unknown.as_ref().map(|why| Refusal {
             reason: "AllocationsUnknown".to_owned(),
             message: format!(
-                "GPU {gpu} is left as it is, since a pod could have it: {why}; it goes on when the kubelet answers"
+                "{what}: left as it is, since a pod could have it: {why}; it goes on when the kubelet answers"
             ),
         });
         unknown.or_else(|| self.writable.as_ref()?.as_ref().err().cloned())
@@ -292,7 +324,7 @@ impl<K: Kernel> VfioManager<K> {
     /// When failed or hindered work is due again.
     fn again(&self) -> Option<Instant> {
         let kubelet = self.unknown.as_ref().map(|_| Instant::now() + KUBELET_RETRY);
-        [self.patience.next(), kubelet].into_iter().flatten().min()
+        [self.patience.next(), self.vgpus.again(&self.made.progress), kubelet].into_iter().flatten().min()
     }
 
     /// Only a new look is believed.
@@ -324,19 +356,18 @@ impl<K: Kernel> VfioManager<K> {
         let nobody = BTreeMap::new();
         let mut obstacles = BTreeMap::new();
         for mode in WorkloadMode::ALL {
-            let all: BTreeMap<_, _> = match binding(mode) {
-                Ok(binding) => addresses(inventory).map(|gpu| (gpu, binding)).collect(),
-                Err(_) => BTreeMap::new(),
-            };
+            let all: BTreeMap<_, _> = addresses(inventory).map(|gpu| (gpu, binding(mode))).collect();
             let world = World { inventory, holders: &nobody, journal: &self.journal, wanted: &all };
             for gpu in addresses(inventory) {
-                let refused = match binding(mode) {
-                    Err(refusal) => Some(refusal),
-                    Ok(binding) => match plan(&world, gpu, binding) {
-                        Err(refusal) => Some(translate::refusal(&refusal)),
-                        Ok(plan) if plan.steps.is_empty() => None,
-                        Ok(_) => self.hindrance(wish, gpu),
-                    },
+                let refused = match plan(&world, gpu, binding(mode)) {
+                    Err(vfio::Refusal::VfsPresent { .. } | vfio::Refusal::MdevsPresent { .. })
+                        if vgpu_manager::may_leave(inventory, &self.journal, gpu) =>
+                    {
+                        self.hindrance(wish, gpu)
+                    }
+                    Err(refusal) => Some(translate::refusal(&refusal)),
+                    Ok(plan) if plan.steps.is_empty() => None,
+                    Ok(_) => self.hindrance(wish, gpu),
                 };
                 if let Some(refusal) = refused {
                     obstacles.insert((gpu, mode), refusal);
@@ -357,10 +388,30 @@ struct View {
 
 /// What a round has done so far.
 #[derive(Default)]
-struct Work {
-    tried: BTreeSet<PciAddress>,
-    steps: Vec<String>,
-    refusals: BTreeMap<PciAddress, Refusal>,
+pub struct Work {
+    pub tried: BTreeSet<PciAddress>,
+    pub steps: Vec<String>,
+    pub refusals: BTreeMap<PciAddress, Refusal>,
+}
+
+/// Who has each GPU, by any of its nodes or by what the kubelet has given out.
+pub(super) fn held_by(root: &Root, allocations: &Allocations, inventory: &Inventory) -> Held {
+    let mut held = holders(root, inventory);
+    for gpu in inventory.gpus() {
+        let address = gpu.primary.address;
+        let parts = vfio::vgpu::part_ids(inventory, address);
+        let ids = std::iter::once(address.to_string()).chain(parts);
+        let mut pods: Vec<_> = ids.filter_map(|id| allocations.get(&id)).flatten().collect();
+        if !gpu.primary.on_vfio() {
+            // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
+            // has one could have any.
+            let all = allocations.values().flatten();
+            pods.extend(all.filter(|allocation| labels::is_container_resource(&allocation.resource)));
+        }
+        held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
+    }
+    held.retain(|_, holders| !holders.is_empty());
+    held
 }
 
 fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalError>) {

@@ -16,7 +16,7 @@ struct Host {
 impl Host {
     fn of(machine: &str) -> Self {
         let machine = Machine::described(machine);
-        let manager = VfioManager::with_kernel(machine.path(), machine.kernel()).unwrap();
+        let manager = VfioManager::with_kernel(machine.path(), machine.kernel(), "node-1").unwrap();
         Self { machine, manager }
     }
 
@@ -138,7 +138,7 @@ fn a_machine_without_an_iommu_says_so_before_anything_is_asked() {
 fn a_damaged_journal_is_reported_and_not_fatal() {
     let machine = Machine::described("six-rtx-3090");
     machine.write("/run/gpuvirt/journal", "{");
-    let mut manager = VfioManager::with_kernel(machine.path(), machine.kernel()).unwrap();
+    let mut manager = VfioManager::with_kernel(machine.path(), machine.kernel(), "node-1").unwrap();
     let observation = manager.round(&Wish::default(), Ok(Allocations::new()));
     assert!(observation.complaints.iter().any(|c| c.contains("/run/gpuvirt/journal")), "{:?}", observation.complaints);
 }

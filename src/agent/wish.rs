@@ -6,7 +6,7 @@ use crds::{
     WorkloadMode,
     v1alpha1::{AgentFunction, GPUNodeSpec, Refusal},
 };
-use vfio::{Binding, Inventory, PciAddress};
+use vfio::{Binding, Inventory, PciAddress, vgpu::Layout};
 
 /// What is asked of the host.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,6 +21,14 @@ impl Wish {
         self.spec.gpus.iter().find(|own| own.address == address).map(|own| own.mode).or(self.spec.mode)
     }
 
+    /// The vGPUs that a GPU shall have; `None`: those that it has.
+    pub fn vgpus(&self, gpu: PciAddress) -> Option<Layout> {
+        let address = gpu.to_string();
+        let counts =
+            self.spec.vgpu.as_ref()?.gpus.iter().filter(|own| own.address == address).flat_map(|own| &own.instances);
+        Some(counts.filter_map(|c| Some((c.kind.clone(), u32::try_from(c.count).ok()?))).collect())
+    }
+
     pub fn has(&self, function: AgentFunction) -> bool {
         !self.spec.disabled.contains(&function)
     }
@@ -32,17 +40,14 @@ pub(super) fn addresses(inventory: &Inventory) -> impl Iterator<Item = PciAddres
 }
 
 pub(super) fn wanted(inventory: &Inventory, wish: &Wish) -> BTreeMap<PciAddress, Binding> {
-    addresses(inventory).filter_map(|gpu| Some((gpu, binding(wish.mode(gpu)?).ok()?))).collect()
+    addresses(inventory).filter_map(|gpu| Some((gpu, binding(wish.mode(gpu)?)))).collect()
 }
 
-pub(super) fn binding(mode: WorkloadMode) -> Result<Binding, Refusal> {
+/// vGPUs are made by a driver of the host.
+pub(super) fn binding(mode: WorkloadMode) -> Binding {
     match mode {
-        WorkloadMode::Container => Ok(Binding::Host),
-        WorkloadMode::VmPassthrough => Ok(Binding::Vfio),
-        WorkloadMode::VmVgpu => Err(Refusal {
-            reason: "VGPUNotSupported".to_owned(),
-            message: "this version of gpuvirt makes no vGPUs: use container or vm-passthrough".to_owned(),
-        }),
+        WorkloadMode::Container | WorkloadMode::VmVgpu => Binding::Host,
+        WorkloadMode::VmPassthrough => Binding::Vfio,
     }
 }
 

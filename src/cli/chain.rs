@@ -1,12 +1,12 @@
 //! Flags of the chain's commands.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 
 use super::duration;
 use crate::{
-    cuda, nvml,
+    cuda, node_status, nvml, prepare_driver,
     shutdown::Shutdown,
     validator::{self, Check, Cuda, DIRECTORY, Driver, Plugin, Toolkit, Validations, VfioPci},
 };
@@ -97,6 +97,38 @@ pub(super) struct WaitArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct PrepareArgs {
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the host's `/run/nvidia` is mounted, with what is unmounted there unmounted on the host.
+    #[arg(long, default_value = "/run/nvidia")]
+    run_dir: PathBuf,
+    /// Of the driver that is to come: one that is loaded with the same stays.
+    #[arg(long, env = "DRIVER_CONFIG_DIGEST")]
+    digest: Option<String>,
+    /// How long users of an old driver are waited for, as in `90s` or `5m`.
+    #[arg(long, default_value = "10m", value_parser = duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NodeStatusArgs {
+    #[command(flatten)]
+    validations: ValidationsArgs,
+    #[arg(long, env = "NODE_NAME")]
+    node: String,
+    /// Where the host's `/` is mounted.
+    #[arg(long, default_value = "/host")]
+    host_root: PathBuf,
+    /// Where the driver pod's root is.
+    #[arg(long, default_value = "/run/nvidia/driver")]
+    driver_root: PathBuf,
+    #[arg(long, default_value = "0.0.0.0:8000")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct NvmlArgs {
     /// The root that has the driver.
     #[arg(long, default_value = "/")]
@@ -138,6 +170,31 @@ pub(super) async fn validate(check: Validate, shutdown: &Shutdown) -> Result<(),
 
 pub(super) async fn wait(args: WaitArgs, shutdown: &Shutdown) -> Result<(), validator::Error> {
     validator::wait(&args.validations.into(), args.check, shutdown).await
+}
+
+impl From<PrepareArgs> for prepare_driver::Options {
+    fn from(args: PrepareArgs) -> Self {
+        Self {
+            host_root: args.host_root,
+            run_dir: args.run_dir,
+            digest: args.digest,
+            patience: args.timeout,
+            helper: SELF.into(),
+        }
+    }
+}
+
+impl From<NodeStatusArgs> for node_status::Config {
+    fn from(args: NodeStatusArgs) -> Self {
+        Self {
+            node: args.node,
+            listen: args.listen,
+            host_root: args.host_root,
+            validations: args.validations.into(),
+            driver_root: args.driver_root,
+            helper: SELF.into(),
+        }
+    }
 }
 
 impl From<DriverArgs> for Driver {

@@ -49,12 +49,19 @@ impl Applier {
         Self { client, namespace, applied: Mutex::default() }
     }
 
-    /// Guarantees that the live object has every field of `wish`; `live` is what the cache knows of it.
-    pub async fn apply<K>(&self, wish: &K, live: Option<&K>) -> Result<(), Error>
+    /// Guarantees that the live object has every field of `wish`; `live` is what the cache knows of it. Says whether its spec
+    /// is another one now.
+    pub async fn apply<K>(&self, wish: &K, live: Option<&K>) -> Result<bool, Error>
     where
         K: Object<Scope = NamespaceResourceScope>,
     {
         self.apply_in(Api::namespaced(self.client.clone(), &self.namespace), wish, live).await
+    }
+
+    /// Whether [`Self::apply`] would write.
+    pub fn would_change<K: Object>(&self, wish: &K, live: &K) -> bool {
+        let now = Applied { wish: fingerprint(wish), generation: live.meta().generation };
+        self.remembered(&(K::kind(&()).into_owned(), wish.name_any())) != Some(now)
     }
 
     /// [`Self::apply`], of an object whose kind is not watched: written once, and when the wish changes.
@@ -65,7 +72,7 @@ impl Applier {
         let key = (K::kind(&()).into_owned(), wish.name_any());
         match self.remembered(&key).is_some_and(|applied| applied.wish == fingerprint(wish)) {
             true => Ok(()),
-            false => self.apply(wish, None).await,
+            false => self.apply(wish, None).await.map(drop),
         }
     }
 
@@ -74,22 +81,23 @@ impl Applier {
     where
         K: Object<Scope = ClusterResourceScope>,
     {
-        self.apply_in(Api::all(self.client.clone()), wish, live).await
+        self.apply_in(Api::all(self.client.clone()), wish, live).await.map(drop)
     }
 
-    async fn apply_in<K: Object>(&self, api: Api<K>, wish: &K, live: Option<&K>) -> Result<(), Error> {
+    async fn apply_in<K: Object>(&self, api: Api<K>, wish: &K, live: Option<&K>) -> Result<bool, Error> {
         let key = (K::kind(&()).into_owned(), wish.name_any());
         let failed = |source| Error::Apply { kind: key.0.clone(), name: key.1.clone(), source: Box::new(source) };
         let hash = fingerprint(wish);
         let now = Applied { wish: hash, generation: live.and_then(|live| live.meta().generation) };
         if live.is_some() && self.remembered(&key) == Some(now) {
-            return Ok(());
+            return Ok(false);
         }
         let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
         let done = api.patch(&key.1, &params, &Patch::Apply(wish)).await.map_err(failed)?;
         tracing::info!(kind = key.0, name = key.1, "applied");
-        self.remember(key, Applied { wish: hash, generation: done.meta().generation });
-        Ok(())
+        let generation = done.meta().generation;
+        self.remember(key, Applied { wish: hash, generation });
+        Ok(generation != now.generation)
     }
 
     /// Deletes an object that is wanted no more, if it is still the one that the cache knows. What it owns goes first.

@@ -84,6 +84,7 @@ pub fn text(explanation: &Explanation) -> String {
         | Reason::GPUInUse
         | Reason::NodeInTransition
         | Reason::GPUUnhealthy
+        | Reason::VGPULayoutFailed
         | Reason::RefusedByNode => (BAD, "does not run"),
     };
     let heading = paint(style, &format!("{state} ({})", reason.as_str()));

@@ -1,5 +1,6 @@
-//! Commands for a person who has a kubeconfig. They change nothing.
+//! Commands for a person who has a kubeconfig. They change nothing but what a person says: an approval.
 
+pub mod approve;
 pub mod explain;
 
 use kube::{

@@ -3,7 +3,8 @@
 //! ```text
 //! Node labels ─┐                      ┌─▶ Node labels (deploy gates)
 //! GPUNode ─────┼─▶ node controller ───┼─▶ GPUNode.spec, status.operator
-//! operand pods ┘      ▲ mode policy   └─▶ events
+//! operand pods ┤      ▲ mode policy   └─▶ events
+//! vGPU layouts ┘      │
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
@@ -16,8 +17,12 @@ mod host;
 pub mod kubevirt;
 pub mod node;
 mod owner;
+mod pod_watches;
 pub mod policy;
+mod spelling;
+pub mod transition;
 pub mod uninstall;
+pub mod vgpu;
 pub mod vmi;
 mod world;
 
@@ -33,6 +38,8 @@ use self::{
     kubevirt::Wiring,
     node::{pods::NodePods, users::UserNames},
     policy::Installation,
+    transition::Transitions,
+    vgpu::Layouts,
     vmi::Explainer,
     world::{NodeWork, Wake, World},
 };
@@ -49,6 +56,8 @@ pub struct Config {
     pub installation: Installation,
     /// Distinguishes replicas: the pod's name.
     pub identity: String,
+    /// The chart's release, if the chart has installed it.
+    pub release: Option<String>,
     pub listen: SocketAddr,
 }
 
@@ -71,6 +80,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
         leading
     });
+    let metrics = telemetry.register(policy::Metrics::register);
     // A replica that waits for the lease is healthy.
     telemetry.set_ready();
     let work = async {
@@ -82,7 +92,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let epoch = held.epoch();
         let held = tokio::select! {
             kept = held.keep(&shutdown) => kept?,
-            () = lead(&client, config.clone(), epoch) => return Ok(()),
+            () = lead(&client, config.clone(), epoch, metrics.clone()) => return Ok(()),
         };
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
@@ -94,7 +104,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 }
 
 /// Everything that writes, while the lease is held.
-async fn lead(client: &Client, config: Config, epoch: i64) {
+async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metrics) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake {
         nodes: nodes_tx,
@@ -126,9 +136,11 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
-        pods: NodePods::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        pods: NodePods::new(client.clone(), &config.installation.namespace, wake.clone()),
         users: UserNames::new(client.clone()),
         instances,
+        layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
+        transitions: Transitions::new(client, &world, events.clone(), &wake),
         events: events.clone(),
         epoch,
         policy: policy_rx,
@@ -138,6 +150,10 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         world: world.clone(),
         applier: Applier::new(client.clone(), config.installation.namespace.clone()),
         events,
+        pods: policy::Context::pods(client, &config.installation.namespace),
+        due: wake.policy.clone(),
+        metrics,
+        release: config.release,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,
@@ -147,10 +163,9 @@ async fn lead(client: &Client, config: Config, epoch: i64) {
         node_policy: policy_tx,
     });
     wake.policy.notify_one();
-    let due = wake.policy.clone();
     tokio::join!(
         follow,
-        policy::run(policy_context, due, || wake.node(NodeWork::All)),
+        policy::run(policy_context, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
         explainer.run(),
         guard.run(),

@@ -103,7 +103,7 @@ async fn in_use(client: &Client) -> Result<Vec<String>, Error> {
         let Ok(gpu_node) = guarded.0 else { continue };
         let Some(agent) = gpu_node.status.as_ref().and_then(|s| s.agent.as_ref()) else { continue };
         for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(WorkloadMode::Container)) {
-            for holder in &gpu.holders {
+            for holder in gpu.all_holders() {
                 used.push(format!(
                     "GPU {} of node {} is held by {} (pid {})",
                     gpu.address,

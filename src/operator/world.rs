@@ -5,7 +5,7 @@ use std::{fmt::Debug, hash::Hash, sync::Arc};
 use crds::{
     labels,
     v1::ClusterPolicy,
-    v1alpha1::{GPUNode, GPUVirtConfig},
+    v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig},
 };
 use futures::{StreamExt, future::BoxFuture};
 use k8s_openapi::{
@@ -61,6 +61,8 @@ pub struct World {
     /// Metadata only: labels decide, and nothing else of a Node is needed.
     pub nodes: Store<PartialObjectMeta<Node>>,
     pub gpu_nodes: Store<Guarded<GPUNode>>,
+    /// One a node, with its name, while it changes and a while after.
+    pub transitions: Store<Guarded<GPUTransition>>,
     pub policies: Store<Guarded<ClusterPolicy>>,
     pub configs: Store<Guarded<GPUVirtConfig>>,
     /// Operands of ours, in the operator's namespace.
@@ -94,6 +96,14 @@ impl World {
                 wake.policy.notify_one();
                 wake.gpu_nodes.notify_one();
                 wake.guard.notify_one();
+            })
+        };
+        let (transitions, follow_transitions) = {
+            let wake = wake.clone();
+            follow(Api::<Guarded<GPUTransition>>::all(client.clone()), everything.clone(), move |transition| {
+                if let Some(transition) = transition {
+                    wake.node(NodeWork::One(transition.name_any()));
+                }
             })
         };
         let policy_wake = |wake: &Wake| {
@@ -134,6 +144,7 @@ impl World {
         let world = Self {
             nodes,
             gpu_nodes,
+            transitions,
             policies,
             configs,
             daemon_sets,
@@ -145,6 +156,7 @@ impl World {
         let follow = vec![
             follow_nodes,
             follow_gpu_nodes,
+            follow_transitions,
             follow_policies,
             follow_configs,
             follow_daemon_sets,
@@ -160,6 +172,7 @@ impl World {
     pub async fn filled(&self) -> Result<(), reflector::store::WriterDropped> {
         self.nodes.wait_until_ready().await?;
         self.gpu_nodes.wait_until_ready().await?;
+        self.transitions.wait_until_ready().await?;
         self.policies.wait_until_ready().await?;
         self.configs.wait_until_ready().await?;
         self.daemon_sets.wait_until_ready().await?;
@@ -214,7 +227,7 @@ where
 }
 
 /// [`follow_as`], keeping only what `project` leaves.
-fn follow_projected<K>(
+pub fn follow_projected<K>(
     kind: K::DynamicType,
     api: Api<K>,
     config: watcher::Config,

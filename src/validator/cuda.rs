@@ -24,7 +24,7 @@ impl Cuda {
         };
         let reason = match ended {
             Ok(Ok(output)) if output.status.success() => {
-                self.validations.write(Check::Cuda.file(), "")?;
+                self.validations.passed(Check::Cuda, "")?;
                 tracing::info!("{}", String::from_utf8_lossy(&output.stdout).trim());
                 return Ok(());
             }
@@ -39,9 +39,8 @@ impl Cuda {
             Ok(Err(error)) => format!("the child that computes does not start: {error}"),
             Err(_) => format!("no answer within {} s", self.patience.as_secs()),
         };
-        self.validations.remove(Check::Cuda.file())?;
-        Err(Error::Unmet(format!(
-            "CUDA does not work in this container: {reason}; see nvidia-smi and dmesg on the node"
-        )))
+        let reason = format!("CUDA does not work in this container: {reason}; see nvidia-smi and dmesg on the node");
+        self.validations.failed(Check::Cuda, &reason)?;
+        Err(Error::Unmet(reason))
     }
 }

@@ -13,13 +13,10 @@ use std::{
 use vfio::{Host, Root};
 
 use super::{Check, Error, Validations, until_passed};
-use crate::{nvml, shutdown::Shutdown};
+use crate::{host_driver::PROGRAMS, nvml, shutdown::Shutdown};
 
 mod device_nodes;
 
-/// Where the peer looks for a host's own driver (gpu-operator 26.7, `cmd/nvidia-validator`).
-const ON_THE_HOST: [&str; 5] =
-    ["/usr/bin/nvidia-smi", "/usr/sbin/nvidia-smi", "/bin/nvidia-smi", "/sbin/nvidia-smi", "/opt/bin/nvidia-smi"];
 /// Written by the driver pod's startup probe.
 const CONTAINER_READY: &str = ".driver-ctr-ready";
 /// What the driver pod was asked for: its variable, the kernel's module, the file that says that it is there.
@@ -68,15 +65,8 @@ struct Passed {
 
 impl Driver {
     pub async fn run(&self, shutdown: &Shutdown) -> Result<(), Error> {
-        let passed = until_passed(self.patience, shutdown, async || self.attempt().await).await;
-        let passed = match passed {
-            Ok(passed) => passed,
-            Err(error) => {
-                // An older verdict does not hold any more.
-                self.validations.remove(Check::Driver.file())?;
-                return Err(error);
-            }
-        };
+        let tell = |reason: &str| self.validations.failed(Check::Driver, reason);
+        let passed = until_passed(self.patience, shutdown, async || self.attempt().await, tell).await?;
         if let Some(dev_char) = &self.dev_char {
             let (here, on_host, _) = self.devices(&passed.place);
             device_nodes::link(&here, &on_host, dev_char)?;
@@ -84,7 +74,7 @@ impl Driver {
         for file in &passed.modules {
             self.validations.write(file, "")?;
         }
-        self.validations.write(Check::Driver.file(), &self.variables(&passed.place))?;
+        self.validations.passed(Check::Driver, &self.variables(&passed.place))?;
         let gpus: Vec<String> = passed.report.gpus.iter().map(|gpu| format!("{} {}", gpu.address, gpu.name)).collect();
         tracing::info!(driver = passed.report.driver, gpus = gpus.join(", "), "the driver works");
         Ok(())
@@ -107,7 +97,7 @@ impl Driver {
     }
 
     fn place(&self, host: &Root) -> Result<Place, String> {
-        if ON_THE_HOST.iter().any(|path| host.exists(Path::new(path))) {
+        if PROGRAMS.iter().any(|path| host.exists(Path::new(path))) {
             return Ok(Place {
                 host: true,
                 here: self.host_root.clone(),

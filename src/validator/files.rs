@@ -1,14 +1,25 @@
-//! `/run/nvidia/validations`: one file a check that has passed, named and filled as NVIDIA's images read them.
+//! `/run/nvidia/validations`: one file a check that has passed, named and filled as NVIDIA's images read them, and one of
+//! our own for a check that has not, which says why. The agent reads both and tells the cluster.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use super::Error;
+use super::{Check, Error};
 
 /// On the host, and in every container that waits or checks.
 pub const DIRECTORY: &str = "/run/nvidia/validations";
+
+/// What the files say of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    Passed,
+    /// Why not, and the next step.
+    Failed(String),
+    /// It has not come to this one yet, or nobody checks.
+    Nothing,
+}
 
 #[derive(Clone, Debug)]
 pub struct Validations(PathBuf);
@@ -44,11 +55,30 @@ impl Validations {
         }
     }
 
+    pub fn passed(&self, check: Check, content: &str) -> Result<(), Error> {
+        self.write(check.file(), content)?;
+        self.remove(check.failure())
+    }
+
+    /// An older verdict does not hold any more.
+    pub fn failed(&self, check: Check, reason: &str) -> Result<(), Error> {
+        self.remove(check.file())?;
+        self.write(check.failure(), reason)
+    }
+
+    pub fn found(&self, check: Check) -> Found {
+        match fs::read_to_string(self.path(check.failure())) {
+            Ok(reason) => Found::Failed(reason.trim().to_owned()),
+            Err(_) if self.path(check.file()).exists() => Found::Passed,
+            Err(_) => Found::Nothing,
+        }
+    }
+
     /// Every verdict goes; what the driver's container says of itself (a dot first) stays.
     pub fn clear(&self) -> Result<(), Error> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Ok(()) };
         for name in entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()) {
-            if name.ends_with("-ready") && !name.starts_with('.') {
+            if (name.ends_with("-ready") || name.ends_with("-failed")) && !name.starts_with('.') {
                 self.remove(&name)?;
             }
         }
@@ -64,7 +94,7 @@ mod tests {
     fn clearing_leaves_what_the_drivers_container_says_of_itself() {
         let dir = tempfile::tempdir().expect("tempdir");
         let validations = Validations::new(dir.path().join("validations"));
-        for name in ["driver-ready", "toolkit-ready", ".driver-ctr-ready", "workload-type"] {
+        for name in ["driver-ready", "toolkit-ready", "cuda-failed", ".driver-ctr-ready", "workload-type"] {
             validations.write(name, "").expect("writable");
         }
         validations.clear().expect("removable");
@@ -74,5 +104,18 @@ mod tests {
             .collect();
         left.sort();
         assert_eq!(left, [".driver-ctr-ready", "workload-type"]);
+    }
+
+    #[test]
+    fn the_last_verdict_counts() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let validations = Validations::new(dir.path().join("validations"));
+        assert_eq!(validations.found(Check::Cuda), Found::Nothing);
+        validations.failed(Check::Cuda, "GPU 0 computes wrongly\n").expect("writable");
+        assert_eq!(validations.found(Check::Cuda), Found::Failed("GPU 0 computes wrongly".to_owned()));
+        validations.passed(Check::Cuda, "").expect("writable");
+        assert_eq!(validations.found(Check::Cuda), Found::Passed);
+        validations.failed(Check::Cuda, "again").expect("writable");
+        assert!(!validations.path("cuda-ready").exists(), "what waits for it must not go on");
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 pub use self::{
     cuda::Cuda,
     driver::Driver,
-    files::{DIRECTORY, Validations},
+    files::{DIRECTORY, Found, Validations},
     plugin::Plugin,
     toolkit::Toolkit,
     vfio_pci::VfioPci,
@@ -36,6 +36,9 @@ pub enum Check {
 }
 
 impl Check {
+    /// In the order of the chain.
+    pub const ALL: [Self; 4] = [Self::Driver, Self::Toolkit, Self::Cuda, Self::Plugin];
+
     /// The file that says that it has passed.
     pub fn file(self) -> &'static str {
         match self {
@@ -46,8 +49,18 @@ impl Check {
         }
     }
 
-    /// The container that writes the file.
-    fn container(self) -> &'static str {
+    /// The file that says why it has not.
+    pub fn failure(self) -> &'static str {
+        match self {
+            Self::Driver => "driver-failed",
+            Self::Toolkit => "toolkit-failed",
+            Self::Cuda => "cuda-failed",
+            Self::Plugin => "plugin-failed",
+        }
+    }
+
+    /// The container that writes the files.
+    pub fn container(self) -> &'static str {
         match self {
             Self::Driver => "driver-validation",
             Self::Toolkit => "toolkit-validation",
@@ -77,11 +90,12 @@ pub enum Error {
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MOST_PAUSE: Duration = Duration::from_secs(15);
 
-/// Tries until it passes, says each new reason once, and gives up when `patience` has run out or shutdown has begun.
-async fn until_passed<T>(
+/// Tries until it passes, tells each new reason once, and gives up when `patience` has run out or shutdown has begun.
+pub(crate) async fn until_passed<T>(
     patience: Duration,
     shutdown: &Shutdown,
     mut attempt: impl AsyncFnMut() -> Result<T, String>,
+    mut tell: impl FnMut(&str) -> Result<(), Error>,
 ) -> Result<T, Error> {
     let begun = Instant::now();
     let mut pause = FIRST_PAUSE;
@@ -95,6 +109,9 @@ async fn until_passed<T>(
             Ok(passed) => return Ok(passed),
             Err(reason) => reason,
         };
+        if reason != said {
+            tell(&reason)?;
+        }
         if begun.elapsed() + pause > patience {
             return Err(Error::Late { waited: begun.elapsed(), reason });
         }
@@ -122,23 +139,28 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_check_that_does_not_pass_ends_with_its_last_reason() {
+    async fn a_check_that_does_not_pass_tells_each_reason_and_ends_with_the_last() {
         let (_stop, shutdown) = Shutdown::manual();
-        let mut tries = 0;
-        let error = until_passed(Duration::from_secs(60), &shutdown, async || {
+        let (mut tries, mut told) = (0, Vec::new());
+        let attempt = async || {
             tries += 1;
-            Err::<(), _>(format!("try {tries}"))
-        })
-        .await
-        .expect_err("it never passes");
-        assert!(matches!(&error, Error::Late { reason, .. } if *reason == format!("try {tries}")), "{error}");
+            Err::<(), _>(format!("reason {}", tries / 3))
+        };
+        let tell = |reason: &str| {
+            told.push(reason.to_owned());
+            Ok(())
+        };
+        let error = until_passed(Duration::from_secs(60), &shutdown, attempt, tell).await.expect_err("it never passes");
+        assert!(matches!(&error, Error::Late { reason, .. } if told.last() == Some(reason)), "{error}: {told:?}");
+        assert_eq!(told[..2], ["reason 0", "reason 1"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_check_that_is_told_to_stop_stops() {
         let (stop, shutdown) = Shutdown::manual();
         stop.send(true).expect("somebody listens");
-        let never = until_passed(Duration::MAX / 2, &shutdown, async || Err::<(), _>("no".to_owned())).await;
+        let never =
+            until_passed(Duration::MAX / 2, &shutdown, async || Err::<(), _>("no".to_owned()), |_| Ok(())).await;
         assert!(matches!(never, Err(Error::Interrupted)), "{never:?}");
     }
 }

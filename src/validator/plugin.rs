@@ -20,25 +20,34 @@ pub struct Plugin {
     pub patience: Duration,
 }
 
+/// A device plugin that has just started takes a moment.
+const SOON: Duration = Duration::from_secs(10);
+
 impl Plugin {
     pub async fn run(&self, client: Client, shutdown: &Shutdown) -> Result<(), Error> {
-        let offered = tokio::select! {
-            offered = timeout(self.patience, self.offered(client)) => offered,
+        let reason = format!(
+            "node {} offers neither nvidia.com/gpu nor nvidia.com/mig-*: see kubectl logs ds/nvidia-device-plugin-daemonset for the pod of this node",
+            self.node
+        );
+        let offered = self.offered(client);
+        tokio::pin!(offered);
+        // What is missing is told while it is still waited for.
+        let mut asked = tokio::select! {
+            asked = timeout(SOON.min(self.patience), &mut offered) => asked,
             () = shutdown.begun() => return Err(Error::Interrupted),
         };
-        if let Ok(resources) = offered {
-            self.validations.write(Check::Plugin.file(), "")?;
-            tracing::info!(resources, "the kubelet offers GPUs");
-            return Ok(());
+        if asked.is_err() {
+            self.validations.failed(Check::Plugin, &reason)?;
+            tracing::warn!("not yet: {reason}");
+            asked = tokio::select! {
+                asked = timeout(self.patience.saturating_sub(SOON), offered) => asked,
+                () = shutdown.begun() => return Err(Error::Interrupted),
+            };
         }
-        self.validations.remove(Check::Plugin.file())?;
-        Err(Error::Late {
-            waited: self.patience,
-            reason: format!(
-                "node {} offers neither nvidia.com/gpu nor nvidia.com/mig-*: see kubectl logs ds/nvidia-device-plugin-daemonset for the pod of this node",
-                self.node
-            ),
-        })
+        let resources = asked.map_err(|_| Error::Late { waited: self.patience, reason })?;
+        self.validations.passed(Check::Plugin, "")?;
+        tracing::info!(resources, "the kubelet offers GPUs");
+        Ok(())
     }
 
     /// Until the node has one.

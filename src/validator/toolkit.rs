@@ -19,16 +19,17 @@ impl Toolkit {
         let asked = nvml::ask(&self.helper, Path::new("/"), false, NVML_PATIENCE).await;
         let reason = match asked {
             Ok(report) if !report.gpus.is_empty() => {
-                self.validations.write(Check::Toolkit.file(), "")?;
+                self.validations.passed(Check::Toolkit, "")?;
                 tracing::info!(driver = report.driver, gpus = report.gpus.len(), "containers get GPUs");
                 return Ok(());
             }
             Ok(_) => "the driver is here, and no GPU".to_owned(),
             Err(error) => crate::chain(&error),
         };
-        self.validations.remove(Check::Toolkit.file())?;
-        Err(Error::Unmet(format!(
+        let reason = format!(
             "this container has been given no GPU ({reason}): the container runtime may not know the class nvidia yet; see kubectl logs ds/nvidia-container-toolkit-daemonset"
-        )))
+        );
+        self.validations.failed(Check::Toolkit, &reason)?;
+        Err(Error::Unmet(reason))
     }
 }

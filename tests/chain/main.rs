@@ -145,6 +145,18 @@ fn a_module_that_is_not_loaded_is_named_and_an_older_verdict_goes() {
 }
 
 #[test]
+fn why_a_check_has_not_passed_lies_beside_the_verdicts_until_it_passes() {
+    let node = Node::new();
+    node.library("nvml", &["-DINIT=18"], "host/usr/lib64/libnvidia-ml.so.1");
+    refused(&node.driver(), &["mismatch"]);
+    let why = node.read("validations/driver-failed").expect("a reason");
+    assert!(why.contains("mismatch") && why.contains("nvidia-smi"), "{why}");
+    node.library("nvml", &[], "host/usr/lib64/libnvidia-ml.so.1");
+    passed(&node.driver());
+    assert_eq!(node.read("validations/driver-failed"), None);
+}
+
+#[test]
 fn a_library_of_another_driver_is_told_in_nvmls_words() {
     let node = Node::new();
     node.library("nvml", &["-DINIT=18"], "host/usr/lib64/libnvidia-ml.so.1");

@@ -244,8 +244,13 @@ const RIGHTS: [Rights; 4] = [
             "patch kubevirts.kubevirt.io",
             "patch hyperconvergeds.hco.kubevirt.io",
             "list virtualmachineinstances.kubevirt.io",
+            "create pods:eviction",
+            "update virtualmachines.subresources.kubevirt.io:stop",
         ],
         may_not: &[
+            "approve gputransitions.gpuvirt.io",
+            "delete pods",
+            "delete virtualmachineinstances.kubevirt.io",
             "patch virtualmachineinstances.kubevirt.io",
             "delete kubevirts.kubevirt.io",
             "get secrets",

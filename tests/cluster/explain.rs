@@ -99,7 +99,7 @@ fn a_name_that_no_gpu_has_is_told_with_the_one_that_was_meant() {
     });
 }
 
-fn held_by(pod: &str) -> Vec<Holder> {
+pub fn held_by(pod: &str) -> Vec<Holder> {
     vec![Holder {
         command: "kubelet".to_owned(),
         path: "pod-resources".to_owned(),

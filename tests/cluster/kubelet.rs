@@ -1,6 +1,8 @@
 //! The agent beside a real kubelet: this host is the node, its PCI devices are described.
 
+mod chain;
 mod health;
+mod pods;
 mod restarts;
 
 use std::{path::Path, sync::OnceLock};

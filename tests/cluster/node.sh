@@ -36,10 +36,18 @@ state = '$STATE/containerd/state'
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = 'io.containerd.runc.v2'
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+    runtime_type = 'io.containerd.runc.v2'
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+      BinaryName = '$STATE/nvidia/nvidia-container-runtime'
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = ['/usr/lib/cni']
     conf_dir = '$STATE/cni'
 EOF
+# What the container toolkit of a host would be: see there.
+install -D -m 755 "$HERE/nvidia-container-runtime" "$STATE/nvidia/nvidia-container-runtime"
 PATH=$STATE/bin:$PATH start containerd "$STATE/bin/containerd" -c "$STATE/containerd.toml"
 until_ok 20 ctr version
 for image in bin/images/*.tar "$@"; do ctr images import "$image" >>log/images.log 2>&1; done

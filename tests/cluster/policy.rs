@@ -1,10 +1,13 @@
 //! What a ClusterPolicy is told: `ready` only when it is, and why not.
 
-use crds::v1::{ClusterPolicy, PolicyState};
-use k8s_openapi::api::apps::v1::DaemonSet;
+use crds::{
+    v1::{ClusterPolicy, PolicyState},
+    v1alpha1::{GPUVirtConfig, OperandStatus},
+};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use kube::{
-    Api,
-    api::{DeleteParams, DynamicObject, PostParams},
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     core::{ApiResource, PartialObjectMeta},
 };
 use serde_json::{Value, json};
@@ -85,6 +88,73 @@ const CONTAINER_WITHOUT_DRIVER: [&str; 8] = [
     "node-status-exporter",
     "operator-validator",
 ];
+
+fn report(config: &GPUVirtConfig) -> &[OperandStatus] {
+    config.status.as_ref().map(|status| status.operands.as_slice()).unwrap_or_default()
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_is_named_in_the_policy_and_in_the_report() {
+    turn(async |t| {
+        nodes::create(t, "n1", &[]).await;
+        let _agent = Agent::start(t, "n1", vec![t4("0000:18:00.0")]).await;
+        let _operator = t.operator("op-1").await;
+        policies::create(t, policies::valid(POLICY)).await;
+        let pods: Api<Pod> = t.ours();
+        let driver = ListParams::default().labels("app=nvidia-driver-daemonset");
+        let pod = wait::eventually("the driver's pod is there", async || {
+            pods.list(&driver).await.expect("listable").items.into_iter().next()
+        })
+        .await;
+        let (pod, image) = (pod.name_any(), "localhost/nvidia-driver:test-ubuntu24.04");
+        let waiting = json!({"reason": "ImagePullBackOff", "message": "manifest unknown"});
+        let status = json!({"status": {"phase": "Pending", "containerStatuses": [{
+            "name": "nvidia-driver-ctr", "image": image, "imageID": "", "ready": false, "restartCount": 0, "state": {"waiting": waiting},
+        }]}});
+        pods.patch_status(&pod, &PatchParams::default(), &Patch::Merge(&status)).await.expect("patchable");
+        let parts = ["on node n1", "nvidia-driver-ctr", image, "ImagePullBackOff: manifest unknown"];
+        policies::until(t, POLICY, PolicyState::NotReady, "OperandNotReady", &parts).await;
+        wait::until(&t.all(), "default", "the operator's own object has the report", |config: &GPUVirtConfig| {
+            let operand = report(config).iter().find(|operand| operand.name == "nvidia-driver-daemonset");
+            let failing = operand.and_then(|operand| operand.failing.as_ref());
+            failing.is_some_and(|failing| failing.node == "n1" && failing.pod == pod && failing.image == image)
+        })
+        .await;
+        // Once it runs, nothing of it is left.
+        let _kubelets = Kubelets::start(t);
+        policies::until(t, POLICY, PolicyState::Ready, "Reconciled", &[]).await;
+        wait::until(&t.all(), "default", "and all is well", |config: &GPUVirtConfig| {
+            report(config).iter().all(|operand| operand.failing.is_none() && operand.reason.is_empty())
+        })
+        .await;
+    });
+}
+
+#[test]
+fn the_reports_object_leaves_with_the_policy_unless_somebody_has_set_something_in_it() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let configs: Api<GPUVirtConfig> = t.all();
+        let policies: Api<ClusterPolicy> = t.all();
+        for keep in [false, true] {
+            let policy = policies::create(t, policies::valid(POLICY)).await;
+            wait::until(&configs, "default", "it is made", |config: &GPUVirtConfig| !report(config).is_empty()).await;
+            if keep {
+                let own = json!({"spec": {"resyncSeconds": 60}});
+                configs.patch("default", &PatchParams::default(), &Patch::Merge(&own)).await.expect("patchable");
+                wait::until(&t.ours(), AGENT, "it is seen", |agent: &DaemonSet| {
+                    let args = agent.spec.as_ref().and_then(|s| s.template.spec.as_ref()?.containers[0].args.clone());
+                    args.into_iter().flatten().any(|arg| arg == "--resync-seconds=60")
+                })
+                .await;
+            }
+            policies.delete(POLICY, &DeleteParams::default()).await.expect("deletable");
+            wait::until_gone(&policies, &policy, "the policy goes").await;
+            assert_eq!(configs.get_opt("default").await.expect("readable").is_some(), keep);
+        }
+    });
+}
 
 #[test]
 fn a_policy_waits_for_its_operands_pods() {

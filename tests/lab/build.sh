@@ -46,12 +46,12 @@ kernel() {
 
 drivers() {
 	mkdir -p drivers
-	cp "$HERE/pciid.c" "$HERE/nvidia.c" drivers/
-	echo 'obj-m := pciid.o nvidia.o' >drivers/Makefile
+	cp "$HERE"/{pciid,nvidia,nvidia_vgpu_vfio}.c drivers/
+	echo 'obj-m := pciid.o nvidia.o nvidia_vgpu_vfio.o' >drivers/Makefile
 	make -s -C linux M="$PWD/drivers" modules
 	make -s -C linux M="$PWD/drivers" INSTALL_MOD_PATH="$PWD/modules" modules_install
 	depmod -b modules "$(ls modules/lib/modules)"
-	cp drivers/nvidia.ko .
+	cp drivers/{nvidia,nvidia_vgpu_vfio}.ko linux/drivers/vfio/mdev/mdev.ko .
 }
 
 programs() {
@@ -108,7 +108,7 @@ probe() {
 }
 
 step kernel "$HERE/frag"
-step drivers "$HERE/pciid.c" "$HERE/nvidia.c" "$OUT/bzImage"
+step drivers "$HERE"/{pciid,nvidia,nvidia_vgpu_vfio}.c "$OUT/bzImage"
 step programs "$HERE/hold.c" "$HERE/hide.c" "$HERE/cdev.c" "$HERE/killat.c" "$HERE/plugin"
 step image "$HERE/rootfs" "$OUT/.drivers" "$OUT/.programs" "$BIN/kube" "$BIN/containerd"
 step probe "$OUT/.programs" "$HERE/../../images/box.sh" "$HERE/../../images/mkimg.py"

@@ -29,8 +29,8 @@ if [ ! -f "$kernel/complete" ]; then
 fi
 drivers=$kernel/drivers
 mkdir -p "$drivers"
-cp tests/lab/{pciid,nvidia}.c "$drivers/"
-echo 'obj-m := pciid.o nvidia.o' >"$drivers/Makefile"
+cp tests/lab/{pciid,nvidia,nvidia_vgpu_vfio}.c "$drivers/"
+echo 'obj-m := pciid.o nvidia.o nvidia_vgpu_vfio.o' >"$drivers/Makefile"
 make -s -C "$kernel/usr/src/$headers" M="$drivers" modules
 mkdir -p "$kernel/lib/modules/$release/updates"
 cp "$drivers"/*.ko "$kernel/lib/modules/$release/updates/"

@@ -110,7 +110,10 @@ fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
     lab(async |lab| {
         with_kubevirt(lab).await;
         lab.switch(WorkloadMode::VmPassthrough).await;
-        kubevirt::start_vm_that(&lab.client, "vm", &[T4], Some("LiveMigrate")).await;
+        // Not the VM's own, but what KubeVirt gives to a VM that has none.
+        kubevirt::evict_by_default(&lab.client, Some("LiveMigrate")).await;
+        kubevirt::start_vm(&lab.client, "vm", &[T4]).await;
+        kubevirt::evict_by_default(&lab.client, None).await;
         let vm = kubevirt::until_phase(&lab.client, "vm", "Scheduled").await;
         let before = launcher(lab, "vm").await;
         let devices = host_devices(lab, &vm).await;

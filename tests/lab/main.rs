@@ -13,3 +13,4 @@ mod node;
 mod plain;
 mod pods;
 mod uninstall;
+mod vgpu;

@@ -1,6 +1,6 @@
 //! The node, one for all tests of this program, and what a test does with it.
 
-use std::{collections::BTreeMap, env, path::PathBuf, sync::OnceLock};
+use std::{collections::BTreeMap, env, path::PathBuf, sync::OnceLock, thread};
 
 use crds::{
     WorkloadMode, labels,
@@ -71,13 +71,25 @@ impl Machine {
             let given = equipment(variable, "none");
             if given.exists() { given } else { target.join(file) }
         };
-        let images = [image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"), image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar")];
-        let cluster = Cluster::start()?;
-        let mut args = vec![cluster.state().to_owned()];
-        args.extend(images);
-        script("tests/lab/up.sh", args, &[("OUT", out.as_os_str()), ("IMAGES", IMAGES.as_ref())])?;
-        install(&cluster)?;
-        Ok(Self { cluster })
+        let images = [
+            image("GPUVIRT_IMAGE_TAR", "gpuvirt.tar"),
+            image("GPUVIRT_DRIVER_TAR", "nvidia-driver.tar"),
+            image("GPUVIRT_VGPU_MANAGER_TAR", "vgpu-manager.tar"),
+        ];
+        // The machine boots while the control plane does, and the chart is put in before the node is there.
+        let state = Cluster::state_of_this_process();
+        let boot = || {
+            let mut args = vec![state.clone()];
+            args.extend(images);
+            script("tests/lab/up.sh", args, &[("OUT", out.as_os_str()), ("IMAGES", IMAGES.as_ref())])
+        };
+        let (cluster, booted) = thread::scope(|scope| {
+            let booting = scope.spawn(boot);
+            let cluster = Cluster::start().and_then(|cluster| install(&cluster).map(|()| cluster));
+            (cluster, booting.join().expect("a script's run should not panic"))
+        });
+        booted?;
+        Ok(Self { cluster: cluster? })
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 // Test only: the outside of the NVIDIA kernel driver. It takes NVIDIA's display functions and no others, gives each a
-// /dev/nvidiaN and /proc/driver/nvidia/gpus/BDF/information, and its VFs vGPU types. As with the real one, unbinding a GPU
+// /dev/nvidiaN and /proc/driver/nvidia/gpus/BDF/information; vGPUs are nvidia_vgpu_vfio.c's. As with the real one, unbinding a GPU
 // that somebody has open waits until it is closed, and an open device keeps the module loaded.
 #include <linux/device.h>
 #include <linux/fs.h>
@@ -18,13 +18,16 @@ static char broken[16];
 module_param_string(broken, broken, sizeof(broken), 0644);
 MODULE_PARM_DESC(broken, "DDDD:BB:DD.F of a function whose probe fails");
 
+static int vfs_error;
+module_param(vfs_error, int, 0644);
+MODULE_PARM_DESC(vfs_error, "making virtual functions ends with this errno, until it is 0 again");
+
 struct gpu {
 	struct pci_dev *pci;
 	int minor; // -1 for a VF, which has no device node
 	unsigned int users;
 	wait_queue_head_t closed;
 	struct proc_dir_entry *proc;
-	u32 vgpu_type;
 };
 
 static struct gpu *gpus[GPUS];
@@ -84,38 +87,6 @@ static int information(struct seq_file *file, void *unused)
 	return 0;
 }
 
-static ssize_t creatable_vgpu_types_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	struct gpu *gpu = dev_get_drvdata(dev);
-
-	return gpu->vgpu_type ? 0 : sysfs_emit(buf, "ID    : vGPU Name\n1155  : NVIDIA L40S-24Q\n1156  : NVIDIA L40S-48Q\n");
-}
-
-static ssize_t current_vgpu_type_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	struct gpu *gpu = dev_get_drvdata(dev);
-
-	return sysfs_emit(buf, "%u\n", gpu->vgpu_type);
-}
-
-static ssize_t current_vgpu_type_store(struct device *dev, struct device_attribute *attr, const char *buf, size_t size)
-{
-	struct gpu *gpu = dev_get_drvdata(dev);
-	u32 type;
-
-	if (kstrtou32(buf, 0, &type) || (type && type != 1155 && type != 1156))
-		return -EINVAL;
-	if (type && gpu->vgpu_type)
-		return -EBUSY;
-	gpu->vgpu_type = type;
-	return size;
-}
-
-static DEVICE_ATTR_RO(creatable_vgpu_types);
-static DEVICE_ATTR_RW(current_vgpu_type);
-static struct attribute *vgpu_attrs[] = { &dev_attr_creatable_vgpu_types.attr, &dev_attr_current_vgpu_type.attr, NULL };
-static const struct attribute_group vgpu_group = { .name = "nvidia", .attrs = vgpu_attrs };
-
 static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 {
 	struct gpu *gpu = devm_kzalloc(&pci->dev, sizeof(*gpu), GFP_KERNEL);
@@ -129,7 +100,7 @@ static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 	init_waitqueue_head(&gpu->closed);
 	pci_set_drvdata(pci, gpu);
 	if (pci->is_virtfn)
-		return sysfs_create_group(&pci->dev.kobj, &vgpu_group);
+		return 0;
 	spin_lock(&lock);
 	while (minor < GPUS && gpus[minor])
 		minor++;
@@ -162,14 +133,17 @@ static void remove(struct pci_dev *pci)
 {
 	struct gpu *gpu = pci_get_drvdata(pci);
 
-	if (pci->is_virtfn) {
-		sysfs_remove_group(&pci->dev.kobj, &vgpu_group);
+	if (pci->is_virtfn)
 		return;
-	}
 	wait_event(gpu->closed, retired(gpu));
 	device_destroy(&class, MKDEV(GPU_MAJOR, gpu->minor));
 	proc_remove(gpu->proc);
 	pci_disable_sriov(pci);
+}
+
+static int set_vfs(struct pci_dev *pci, int count)
+{
+	return count && vfs_error ? -vfs_error : pci_sriov_configure_simple(pci, count);
 }
 
 static const struct pci_device_id ids[] = {
@@ -178,7 +152,9 @@ static const struct pci_device_id ids[] = {
 };
 MODULE_DEVICE_TABLE(pci, ids);
 static struct pci_driver driver = {
-	.name = "nvidia", .id_table = ids, .probe = probe, .remove = remove, .sriov_configure = pci_sriov_configure_simple
+	.name = "nvidia", .id_table = ids, .probe = probe, .remove = remove, .sriov_configure = set_vfs,
+	// A virtual function that is a vGPU goes to a VM on this driver.
+	.driver_managed_dma = true
 };
 
 static int __init nvidia_init(void)

@@ -9,7 +9,7 @@ shift
 [ -z "${OWNER-}" ] || keep "$OWNER"
 
 cards+=$(
-	identity 02:00.0 26b9 030200 1851 # L40S: the NVMe controller, for its virtual functions
+	for function in 0 1 2 3 4; do identity 02:00.$function 26b9 030200 1851; done # L40S: the NVMe controller, for its virtual functions
 	identity 04:01.0 1eb8 030200 12a2 # Tesla T4 behind a bridge to PCI, alone
 	identity 06:01.0 1eb8 030200 12a2 # Tesla T4 behind another one, beside a network card
 	for bus in 45 46; do identity $bus:00.0 1eb8 030200 12a2; done

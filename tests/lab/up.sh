@@ -1,5 +1,6 @@
 #!/bin/bash
 # up.sh STATE [IMAGE.tar...]: boots a virtual machine as node "node-1" of the control plane in STATE, and waits until it is Ready.
+# The control plane may be starting still: what the machine is given of it is waited for.
 # OUT is the folder that build.sh filled. The images of BIN named in IMAGES (default: pause box) and the further archives are imported.
 . "$(dirname "$0")/common.sh"
 . "$LAB/machine.sh"
@@ -10,6 +11,9 @@ TAP=${TAP:-vmnode0}
 [ ! -e "$STATE/vm-out" ] || { echo "$STATE has a virtual machine already; run down.sh first" >&2; exit 1; }
 ! ip link show "$TAP" >/dev/null 2>&1 || { echo "$TAP exists: only one node can run on a machine" >&2; exit 1; }
 
+# The first of its programs is started when all of that is written.
+until_ok 60 test -s "$STATE/pids/etcd"
+. "$STATE/env"
 share $HOST_IP $GUEST_IP "$(readlink -f "$STATE/bin/kube")"
 echo $GUEST_IP/2222 >"$VM/shell"
 for image in ${IMAGES-pause box}; do cp "$STATE/bin/images/$image.tar" "$VM/images/"; done

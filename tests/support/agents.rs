@@ -1,14 +1,18 @@
 //! An agent without a machine: it reports GPUs as the real one would, and does what its `GPUNode` asks.
 
+mod vgpus;
+
 use std::sync::{Arc, Mutex};
 
 use crds::{
     WorkloadMode, labels,
     v1alpha1::{
-        Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUStatus, Holder, HostFacts, Refusal, ResourceStatus, Summary,
+        Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUStatus, Holder, HostFacts, NvidiaDriver, Refusal,
+        ResourceStatus, Summary,
     },
 };
 use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams, PostParams},
@@ -17,6 +21,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::Notify;
 
+pub use self::vgpus::Maker;
 use super::{Background, turn::Turn, wait};
 
 pub const T4: &str = "nvidia.com/TU104GL_TESLA_T4";
@@ -27,6 +32,12 @@ pub struct Host {
     pub gpus: Vec<GPUStatus>,
     /// Whether it changes drivers when asked. It looks, reports and withdraws either way.
     pub obeys: bool,
+    /// The NVIDIA driver of the host.
+    pub driver: Option<NvidiaDriver>,
+    /// What it says of the node as a whole.
+    pub conditions: Vec<Condition>,
+    /// The host's driver, where it makes vGPUs.
+    pub maker: Option<Maker>,
 }
 
 pub struct Agent {
@@ -59,7 +70,8 @@ pub fn qemu(pid: i32) -> Holder {
 impl Agent {
     /// Sees these GPUs: makes its `GPUNode`, and follows it from then on.
     pub async fn start(turn: &Turn, node: &str, gpus: Vec<GPUStatus>) -> Self {
-        Self::start_with(turn, node, Host { gpus, obeys: true }).await
+        Self::start_with(turn, node, Host { gpus, obeys: true, driver: None, conditions: Vec::new(), maker: None })
+            .await
     }
 
     pub async fn start_with(turn: &Turn, node: &str, host: Host) -> Self {
@@ -135,8 +147,11 @@ fn act(host: &mut Host, object: &GPUNode) {
             continue;
         }
         gpu.mode = Some(mode);
-        let driver = if mode == WorkloadMode::Container { "nvidia" } else { "vfio-pci" };
+        let driver = if mode == WorkloadMode::VmPassthrough { "vfio-pci" } else { "nvidia" };
         gpu.driver = Some(driver.to_owned());
+    }
+    if obeys {
+        vgpus::act(host, object);
     }
 }
 
@@ -159,9 +174,12 @@ fn report(host: &Host, object: &GPUNode) -> AgentStatus {
             os: "ubuntu24.04".to_owned(),
             iommu: true,
             iommufd: true,
+            driver: host.driver.clone(),
         },
+        conditions: host.conditions.clone(),
         gpus: host.gpus.clone(),
-        resources: if resource.devices.is_empty() { Vec::new() } else { vec![resource] },
+        resources: if resource.devices.is_empty() { vgpus::resources(host, object) } else { vec![resource] },
+        vgpu: vgpus::state(host, object),
         ..AgentStatus::default()
     }
 }

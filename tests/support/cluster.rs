@@ -30,11 +30,15 @@ impl Cluster {
     /// Starts one. About ten seconds.
     pub fn start() -> Result<Self, String> {
         let bin = tools()?;
-        // Short: the sockets of a node lie in it.
-        let state = PathBuf::from(format!("/tmp/gpuvirt-{}", process::id()));
+        let state = Self::state_of_this_process();
         let owner = process::id().to_string();
         script("tests/cluster/up.sh", [&state], &[("BIN", bin.as_os_str()), ("OWNER", owner.as_ref())])?;
         Ok(Self { state, bin })
+    }
+
+    /// Where the one that this process starts lies. Short: the sockets of a node lie in it.
+    pub fn state_of_this_process() -> PathBuf {
+        PathBuf::from(format!("/tmp/gpuvirt-{}", process::id()))
     }
 
     pub fn state(&self) -> &Path {

@@ -99,18 +99,50 @@ pub async fn until(
     wait::until(api, name, promise, holds).await
 }
 
-/// An instance that asks for these GPUs, named `gpu1` and on, in this order.
-pub async fn start_vm(client: &Client, name: &str, resources: &[&str]) -> DynamicObject {
-    start_vm_that(client, name, resources, None).await
+/// What a drain does with instances that come from now on and do not say it themselves.
+pub async fn evict_by_default(client: &Client, strategy: Option<&str>) {
+    let patch = json!({"spec": {"configuration": {"evictionStrategy": strategy}}});
+    api(client)
+        .patch(NAME, &PatchParams::default(), &Patch::Merge(&patch))
+        .await
+        .expect("KubeVirt should be patchable");
+    let expected = strategy.unwrap_or("None");
+    let mut probe = instance("probe", &[]);
+    probe.metadata.namespace = Some(VMS.to_owned());
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    wait::eventually("virt-api knows of it", async || {
+        let made = instances(client).create(&dry, &probe).await.ok()?;
+        (made.data.pointer("/spec/evictionStrategy")?.as_str()? == expected).then_some(())
+    })
+    .await;
 }
 
-/// And that a drain treats like this.
-pub async fn start_vm_that(
-    client: &Client,
-    name: &str,
-    resources: &[&str],
-    eviction_strategy: Option<&str>,
-) -> DynamicObject {
+/// An instance that asks for these GPUs, named `gpu1` and on, in this order.
+pub async fn start_vm(client: &Client, name: &str, resources: &[&str]) -> DynamicObject {
+    let vm = instance(name, resources);
+    // The webhook's endpoint is served a moment after it was registered.
+    wait::eventually("KubeVirt takes an instance", async || {
+        instances(client).create(&PostParams::default(), &vm).await.ok()
+    })
+    .await
+}
+
+pub fn machines(client: &Client) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), VMS, &kind("kubevirt.io", "v1", "VirtualMachine"))
+}
+
+/// A `VirtualMachine` that is to run always, with such an instance.
+pub async fn start_machine(client: &Client, name: &str, resources: &[&str]) -> DynamicObject {
+    let mut machine = DynamicObject::new(name, &kind("kubevirt.io", "v1", "VirtualMachine"));
+    let template = json!({"metadata": {}, "spec": instance(name, resources).data["spec"]});
+    machine.data = json!({"spec": {"runStrategy": "Always", "template": template}});
+    wait::eventually("KubeVirt takes a machine", async || {
+        machines(client).create(&PostParams::default(), &machine).await.ok()
+    })
+    .await
+}
+
+fn instance(name: &str, resources: &[&str]) -> DynamicObject {
     let gpus: Vec<Value> = resources
         .iter()
         .enumerate()
@@ -119,17 +151,12 @@ pub async fn start_vm_that(
     let mut vm = DynamicObject::new(name, &kind("kubevirt.io", "v1", "VirtualMachineInstance"));
     vm.data = json!({"spec": {
         "terminationGracePeriodSeconds": 0,
-        "evictionStrategy": eviction_strategy,
         "domain": {
             "resources": {"requests": {"memory": "64Mi"}},
             "devices": {"autoattachPodInterface": false, "gpus": gpus},
         },
     }});
-    // The webhook's endpoint is served a moment after it was registered.
-    wait::eventually("KubeVirt takes an instance", async || {
-        instances(client).create(&PostParams::default(), &vm).await.ok()
-    })
-    .await
+    vm
 }
 
 pub async fn delete(client: &Client, name: &str) {
@@ -138,8 +165,13 @@ pub async fn delete(client: &Client, name: &str) {
     wait::until_gone(&instances(client), &vm, "the instance goes").await;
 }
 
-/// Of every instance, if KubeVirt is there.
+/// Of every machine and instance, if KubeVirt is there.
 pub async fn delete_all(client: &Client) {
+    for machine in machines(client).list(&ListParams::default()).await.into_iter().flatten() {
+        let name = machine.name_any();
+        machines(client).delete(&name, &DeleteParams::default()).await.expect("a machine should be deletable");
+        wait::until_gone(&machines(client), &machine, "the machine goes").await;
+    }
     let Ok(found) = instances(client).list(&ListParams::default()).await else { return };
     for instance in found {
         delete(client, &instance.name_any()).await;

@@ -1,6 +1,11 @@
 //! This host as a real node of the cluster: containerd, kubelet and kube-proxy, by tests/cluster/node.sh.
 
-use std::{ffi::OsString, fs, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -47,6 +52,11 @@ impl<'a> Machine<'a> {
 
     pub fn start_kubelet(&self) -> Result<(), String> {
         self.common("cd \"$STATE\"; start kubelet \"$@\"", &self.kubelet)
+    }
+
+    /// Gives the node an image.
+    pub fn import(&self, archive: &Path) -> Result<(), String> {
+        self.common("ctr images import \"$@\" >/dev/null", &[archive.as_os_str().to_owned()])
     }
 
     /// Signals a program of the control plane.

@@ -11,11 +11,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use vfio::host::{DeviceNumber, FileKind, Stat};
 use vfio::testing::Machine;
 use vfio::{Binding, Description, Host, Journal, Root, World, holders, observe, plan};
@@ -91,6 +95,34 @@ fn add_processes(root: &Path) {
     std::fs::write(root.join("dev/null"), "").unwrap();
 }
 
+/// Processes of the kernel's own `/proc`, with 50 descriptors each: files, pipes and three of every process.
+struct Processes(Vec<Child>);
+
+impl Processes {
+    fn start(count: usize) -> Self {
+        let files = (0..19).map(|_| OwnedFd::from(File::open("/dev/null").unwrap()));
+        let pipes =
+            (0..14).flat_map(|_| io::pipe().map(|(from, to)| [OwnedFd::from(from), OwnedFd::from(to)]).unwrap());
+        let inherited: Vec<OwnedFd> = files.chain(pipes).collect();
+        for fd in &inherited {
+            fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        }
+        let processes = Self((0..count).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect());
+        let has = |process: &Child| std::fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count();
+        assert!(processes.0.iter().all(|process| (50..60).contains(&has(process))));
+        processes
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
 fn looking(criterion: &mut Criterion) {
     let machine = Machine::from_yaml(&many());
     let (root, tree) = (Root::new(machine.path()).unwrap(), Description::parse(&many()).unwrap().tree().unwrap());
@@ -116,18 +148,13 @@ fn holding(criterion: &mut Criterion) {
         bencher.iter(|| holders(&disk, &inventory));
     });
 
-    // The kernel's own `/proc`, where this process stands for 2,000.
-    let files: Vec<_> = (0..20).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
-    let pipes: Vec<_> = (0..13).map(|_| io::pipe().unwrap()).collect();
-    let own = std::process::id().to_string();
-    let count = std::fs::read_dir(format!("/proc/{own}/fd")).unwrap().count();
-    assert!((48..60).contains(&count), "{count} descriptors");
-    let processes = Some(vec![OsString::from(own); 2000]);
+    let busy = Processes::start(2000);
+    let processes = Some(busy.0.iter().map(|process| OsString::from(process.id().to_string())).collect());
     let kernel = Staged { root: Root::new("/").unwrap(), node: "/dev/vfio/16", processes };
     criterion.bench_function("holders among 2000 processes with 50 descriptors of the kernel", |bencher| {
         bencher.iter(|| holders(&kernel, &inventory));
     });
-    drop((files, pipes));
+    drop(busy);
 }
 
 criterion_group! {

@@ -1,8 +1,10 @@
-//! Gives GPUs to VFIO, or back to the host: the whole library in one small program, for any Linux machine, as root.
+//! Gives GPUs to VFIO, or back to the host, or cuts one into vGPUs: the whole library in one small program, for any Linux
+//! machine, as root.
 //!
 //! ```sh
 //! cargo run -p vfio --example switch -- vfio 0000:01:00.0 0000:41:00.0
 //! cargo run -p vfio --example switch -- host 0000:01:00.0 0000:41:00.0
+//! cargo run -p vfio --example switch -- vgpus 0000:26:00.0 L40S-24Q=2
 //! ```
 //!
 //! It says each step before it takes it. It may be killed at any moment: what was changed stands in the journal, and the
@@ -14,13 +16,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use vfio::kernel::{COMMAND, child_main};
+use vfio::vgpu::{self, ApplyError, Layout, VgpuWorld, View, vgpu_holders};
 use vfio::{
-    Binding, Journal, LinuxKernel, PciAddress, Root, World, deviations, execute, holders, journal, observe_except, plan,
+    Binding, Host, Journal, LinuxKernel, PciAddress, Root, World, deviations, execute, holders, journal,
+    observe_except, plan,
 };
 
 /// For one write. An idle device takes far less; one that somebody uses takes for ever.
@@ -33,13 +37,21 @@ fn main() -> ExitCode {
     if verb == COMMAND {
         return u8::try_from(child_main(args)).map_or(ExitCode::FAILURE, ExitCode::from);
     }
+    if verb == "vgpus" {
+        let Some((gpu, layout)) = order(args) else { return usage() };
+        return exit_code(vgpus(gpu, &layout));
+    }
     let binding = match verb.to_str() {
         Some("vfio") => Binding::Vfio,
         Some("host") => Binding::Host,
         Some(_) | None => return usage(),
     };
     let Some(gpus) = addresses(args).filter(|gpus| !gpus.is_empty()) else { return usage() };
-    match switch(&gpus, binding) {
+    exit_code(switch(&gpus, binding))
+}
+
+fn exit_code(result: Result<bool, Box<dyn Error>>) -> ExitCode {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(2),
         Err(error) => {
@@ -50,12 +62,53 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    println!("usage: switch vfio|host ADDRESS...");
+    println!("usage: switch vfio|host ADDRESS... | switch vgpus ADDRESS [TYPE=COUNT...]");
     ExitCode::FAILURE
 }
 
 fn addresses(args: impl Iterator<Item = OsString>) -> Option<Vec<PciAddress>> {
     args.map(|word| word.to_str()?.parse().ok()).collect()
+}
+
+fn order(args: impl Iterator<Item = OsString>) -> Option<(PciAddress, Layout)> {
+    let mut words = args.map(|word| word.to_str().map(str::to_owned));
+    let gpu = words.next()??.parse().ok()?;
+    let count = |word: Option<String>| {
+        let word = word?;
+        let (kind, count) = word.split_once('=')?;
+        Some((kind.to_owned(), count.parse().ok()?))
+    };
+    Some((gpu, words.map(count).collect::<Option<_>>()?))
+}
+
+/// Whether the GPU has the vGPUs that it shall have.
+fn vgpus(gpu: PciAddress, layout: &Layout) -> Result<bool, Box<dyn Error>> {
+    let began = Instant::now();
+    let root = Root::new("/")?;
+    let node = String::from_utf8(root.read(Path::new("/proc/sys/kernel/hostname"))?)?;
+    let mut kernel = LinuxKernel::new(PathBuf::from("/"), std::env::current_exe()?, DEADLINE);
+    let mut journal = Journal::open(journal::PATH)?;
+    journal.settle(&root)?;
+    let look = |journal: &Journal| {
+        let inventory = observe_except(&root, &journal.locked());
+        let gpu_holders = holders(&root, &inventory);
+        View { holders: vgpu_holders(&inventory, &gpu_holders), gpu_holders, inventory }
+    };
+    let plan = |world: &VgpuWorld<'_>| vgpu::plan(world, gpu, layout);
+    let (steps, result) = vgpu::apply(gpu, node.trim(), &mut kernel, &mut journal, look, plan);
+    for step in &steps {
+        println!("{gpu}: {step}");
+    }
+    match &result {
+        Ok(()) => {}
+        Err(ApplyError::Refused(refusal)) => println!("{}: {refusal}", refusal.reason()),
+        Err(error) => println!("{error}"),
+    }
+    for vgpu in vgpu::vgpus(&observe_except(&root, &journal.locked()), gpu, journal.vgpu_types()) {
+        println!("vgpu {} {} on {}", vgpu.id, vgpu.kind().unwrap_or("unknown"), vgpu.parent);
+    }
+    println!("{} steps in {} ms", steps.len(), began.elapsed().as_millis());
+    Ok(result.is_ok())
 }
 
 /// Whether all of the GPUs are where they should be.

@@ -113,6 +113,34 @@ pub(crate) struct DescribedFunction {
     #[serde(default)]
     mdev_types: BTreeMap<String, DescribedMdevType>,
     vgpu: Option<DescribedVgpu>,
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "makes vGPUs in tests only"))]
+    pub(crate) board: Option<DescribedBoard>,
+}
+
+/// A board whose driver makes vGPUs when it is asked to.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "makes vGPUs in tests only"))]
+pub(crate) struct DescribedBoard {
+    pub framework: BoardFramework,
+    /// In GB.
+    pub framebuffer: u32,
+    pub types: BTreeMap<u32, String>,
+    /// As many virtual functions as it can have; 0: it is the parent itself.
+    #[serde(default)]
+    pub vfs: u16,
+    #[serde(default)]
+    pub heterogeneous: bool,
+    /// Its driver makes no virtual functions itself.
+    #[serde(default)]
+    pub stub: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BoardFramework {
+    Mdev,
+    Vendor,
 }
 
 #[derive(Clone, Debug, Deserialize)]

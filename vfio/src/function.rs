@@ -56,7 +56,7 @@ pub struct Function {
     pub numvfs: u16,
     /// Whether firmware used it for the console.
     pub boot_vga: bool,
-    /// Name in `/dev/vfio/devices` (`vfioN`) while it is on a VFIO driver (Linux 6.1 and newer).
+    /// Name in `/dev/vfio/devices` (`vfioN`) while it is on a VFIO driver, or is a vGPU (Linux 6.1 and newer).
     pub vfio_dev: Option<String>,
     /// E.g. `pci:v000010DEd00002941sv…`: what aliases of modules are compared with.
     pub modalias: Option<String>,

@@ -18,6 +18,7 @@ use crate::address::PciAddress;
 pub use crate::holder::{Holder, HolderKind};
 use crate::host::{self, DeviceNumber, FileKind, Host};
 use crate::inventory::{Inventory, device_path};
+use crate::vgpu;
 
 /// Holders of each GPU that is held, keyed by its primary function. A group's holder holds all GPUs of that group.
 ///
@@ -52,9 +53,13 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
         let address = gpu.primary.address;
         // A companion may have a group of its own.
         let companions = gpu.companions.iter().filter_map(|function| function.iommu_group);
-        let groups: BTreeSet<u32> = gpu.group.into_iter().chain(companions).chain(parts(inventory, address)).collect();
+        let groups: BTreeSet<u32> = gpu.group.into_iter().chain(companions).collect();
         for group in groups {
             add(PathBuf::from(format!("/dev/vfio/{group}")), address);
+        }
+        // What a VM may have instead of the GPU: its virtual functions and mediated devices.
+        for path in vgpu::nodes(inventory, address).into_iter().flat_map(|(_, paths)| paths) {
+            add(path, address);
         }
         match minors.get(&address) {
             Some(Some(minor)) => add(nvidia_node(*minor), address),
@@ -75,19 +80,6 @@ fn nodes(host: &impl Host, inventory: &Inventory) -> BTreeMap<DeviceNumber, Node
         }
     }
     nodes
-}
-
-/// IOMMU groups of what a VM may have instead of the GPU: its virtual functions and mediated devices.
-fn parts(inventory: &Inventory, gpu: PciAddress) -> Vec<u32> {
-    let vfs = inventory.functions.values().filter(|function| function.physfn == Some(gpu));
-    let (mut addresses, mut groups) = (vec![gpu], Vec::new());
-    for vf in vfs {
-        addresses.push(vf.address);
-        groups.extend(vf.iommu_group);
-    }
-    let mdevs = inventory.mdevs.values().filter(|mdev| mdev.parent.is_some_and(|parent| addresses.contains(&parent)));
-    groups.extend(mdevs.filter_map(|mdev| mdev.iommu_group));
-    groups
 }
 
 fn nvidia_node(minor: u32) -> PathBuf {
@@ -168,7 +160,7 @@ enum Look {
 fn look_at(host: &impl Host, pids: &[i32], nodes: &BTreeMap<DeviceNumber, Node>) -> Vec<(i32, Look)> {
     /// A thread for fewer processes costs more than it saves.
     const SHARE: usize = 64;
-    const MOST: usize = 4;
+    const MOST: usize = 8;
     let look = |pid: i32| match host.open_devices(Path::new(&format!("/proc/{pid}/fd"))) {
         Ok(numbers) => {
             let numbers: BTreeSet<_> = numbers.into_iter().filter(|number| nodes.contains_key(number)).collect();

@@ -23,6 +23,7 @@ use nix::libc;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
 use crate::late::Late;
+use crate::names::each_name;
 
 /// Most that is read of one attribute below `/sys`: the kernel never gives more than a page.
 const ATTRIBUTE_LIMIT: u64 = 64 * 1024;
@@ -251,26 +252,24 @@ impl Host for Root {
 
     /// One call a descriptor: there are 100,000 of them on a busy host.
     fn open_devices(&self, dir: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
-        let mut names = Dir::from_fd(self.open(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?)?;
+        let dir = self.open(dir, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         // Links of procfs lead to open files. Plain ones, in a tree that only looks like it, must stay below the root, and
         // there the same text leads to the same file.
-        let procfs = fstatfs(&names)?.filesystem_type() == PROC_SUPER_MAGIC;
-        let entries: Vec<CString> = names.iter().filter_map(|entry| Some(entry.ok()?.file_name().to_owned())).collect();
-        let mut numbers = BTreeSet::new();
-        let mut targets = BTreeSet::new();
-        for name in entries {
+        let procfs = fstatfs(&dir)?.filesystem_type() == PROC_SUPER_MAGIC;
+        let (mut numbers, mut targets) = (BTreeSet::new(), BTreeSet::new());
+        each_name(dir.as_fd(), |name| {
             let stat = if procfs {
-                statx(names.as_fd(), &name, 0)
+                statx(dir.as_fd(), name, 0)
             } else {
-                match readlinkat(&names, name.as_c_str()) {
+                match readlinkat(&dir, name) {
                     Ok(target) if target.as_bytes().starts_with(b"/") && targets.insert(target.clone()) => {
                         self.stat(Path::new(&target))
                     }
-                    Ok(_) | Err(_) => continue,
+                    Ok(_) | Err(_) => return,
                 }
             };
             numbers.extend(stat.ok().and_then(|stat| stat.kind.char_device()));
-        }
+        })?;
         Ok(numbers)
     }
 

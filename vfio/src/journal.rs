@@ -18,6 +18,7 @@ use crate::host::Host;
 use crate::inventory::{Function, Ids, Inventory};
 
 mod pending;
+mod vgpu;
 
 pub use pending::Pending;
 pub(crate) use pending::parse_stat;
@@ -64,6 +65,8 @@ struct State {
     /// It follows a damaged one, and what is on VFIO has not been noted since.
     #[serde(skip_serializing_if = "is_false")]
     lost: bool,
+    #[serde(skip_serializing_if = "vgpu::Vgpus::is_empty")]
+    vgpus: vgpu::Vgpus,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]

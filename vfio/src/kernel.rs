@@ -30,7 +30,7 @@ const WRITE: &str = "write";
 const LOAD: &str = "load";
 
 /// Below these the child writes; whatever asks for something else is a mistake.
-const WRITABLE: [&str; 2] = ["/sys/bus/pci/devices", "/sys/bus/pci/drivers"];
+const WRITABLE: [&str; 3] = ["/sys/bus/pci/devices", "/sys/bus/pci/drivers", "/sys/bus/mdev/devices"];
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 
 /// Exit codes of the child beside 0.
@@ -39,7 +39,7 @@ const FAILED: i32 = 1;
 
 /// A host that can be changed. Paths are absolute as the host sees them.
 pub trait Kernel {
-    /// Writes one value to one file of `/sys/bus/pci`.
+    /// Writes one value to one file of `/sys/bus/pci` or `/sys/bus/mdev`.
     fn write(&mut self, path: &Path, value: &str) -> Result<(), KernelError>;
     /// Loads a module with what it needs; one that is loaded or built in is fine.
     fn load_module(&mut self, name: &str) -> Result<(), KernelError>;

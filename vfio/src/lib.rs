@@ -40,6 +40,7 @@ pub mod journal;
 pub mod kernel;
 mod late;
 pub mod module;
+mod names;
 pub mod pcie;
 pub mod plan;
 mod reader;

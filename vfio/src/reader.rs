@@ -99,7 +99,9 @@ impl<H: Host> Reader<'_, H> {
         };
         let class = self.hex("class")?;
         let numvfs = if physfn.is_none() && vendor == NVIDIA { self.numvfs()? } else { 0 };
-        let vfio_dev = driver.as_deref().filter(|name| driver::is_vfio(name)).and_then(|_| self.vfio_dev());
+        // A virtual function that is a vGPU has one on the host's driver, too.
+        let openable = |name: &&str| driver::is_vfio(name) || (physfn.is_some() && vendor == NVIDIA);
+        let vfio_dev = driver.as_deref().filter(openable).and_then(|_| self.vfio_dev());
         Ok(Function {
             address: self.about.address,
             vendor,

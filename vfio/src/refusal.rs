@@ -191,11 +191,11 @@ impl Refusal {
     }
 }
 
-fn list<T: fmt::Display>(items: &[T]) -> String {
+pub(crate) fn list<T: fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn next_steps(holders: &[Holder]) -> String {
+pub(crate) fn next_steps(holders: &[Holder]) -> String {
     let mut steps: Vec<_> = holders.iter().map(Holder::next_step).collect();
     steps.dedup();
     steps.join(", ")

@@ -13,12 +13,16 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::address::PciAddress;
-use crate::described::{self, Description, ProcessEntry};
+use crate::described::{self, DescribedFunction, Description, ProcessEntry};
 use crate::driver::{self, canonical};
 use crate::host::{FileKind, Host, Root, Stat};
 use crate::inventory::{PCI_DRIVERS, device_path};
 use crate::kernel::{Kernel, KernelError};
 use crate::tree::{self, Node};
+
+mod vgpus;
+
+use vgpus::Board;
 
 /// A machine below a temporary directory, which goes with it. Read it through [`Host`], change it through
 /// [`Machine::kernel`] or with the mutations below.
@@ -27,6 +31,7 @@ pub struct Machine {
     root: Root,
     modules: BTreeSet<String>,
     native: BTreeMap<PciAddress, String>,
+    boards: Vec<Board>,
 }
 
 impl Machine {
@@ -56,7 +61,14 @@ impl Machine {
             let name = function.native.clone().or_else(|| function.driver.clone())?;
             Some((*address, name)).filter(|(_, name)| !driver::is_vfio(name))
         });
-        Self { root, modules: described.modules.clone(), native: native.collect(), dir }
+        let board = |(gpu, described): (&PciAddress, &DescribedFunction)| {
+            Some(Board { gpu: *gpu, described: described.board.clone()? })
+        };
+        let boards: Vec<Board> = described.functions.iter().filter_map(board).collect();
+        for board in &boards {
+            board.refresh(dir.path());
+        }
+        Self { root, modules: described.modules.clone(), native: native.collect(), boards, dir }
     }
 
     /// Where the machine's `/` is.
@@ -70,6 +82,7 @@ impl Machine {
             root: self.dir.path().to_owned(),
             modules: self.modules.clone(),
             native: self.native.clone(),
+            boards: self.boards.clone(),
             writes: Vec::new(),
             faults: BTreeMap::new(),
         }
@@ -147,6 +160,7 @@ pub struct MemoryKernel {
     root: PathBuf,
     modules: BTreeSet<String>,
     native: BTreeMap<PciAddress, String>,
+    boards: Vec<Board>,
     /// Everything that was asked for, as `path <- value`, modules as `module <name>`.
     pub writes: Vec<String>,
     /// Files whose writes go wrong.
@@ -186,6 +200,9 @@ impl Kernel for MemoryKernel {
 impl MemoryKernel {
     fn apply(&self, path: &Path, value: &str) -> Result<(), nix::errno::Errno> {
         use nix::errno::Errno;
+        if let Some(done) = self.boards.iter().find_map(|board| board.write(&self.root, path, value)) {
+            return done;
+        }
         let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let parent = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
         let device = || value.trim().parse::<PciAddress>().map_err(|_| Errno::ENODEV);

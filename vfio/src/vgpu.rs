@@ -14,6 +14,24 @@ use serde::Serialize;
 use crate::address::PciAddress;
 use crate::host::{self, Host};
 
+mod apply;
+mod framework;
+mod instances;
+mod offers;
+mod plan;
+mod refusal;
+mod sriov;
+mod types;
+mod uuid;
+
+pub use apply::{ApplyError, View, apply};
+pub use framework::{Framework, NoVgpu, framework};
+pub(crate) use instances::nodes;
+pub use instances::{TypeNames, Vgpu, listed_names, parents, part_ids, vgpu_holders, vgpus};
+pub use plan::{Layout, VgpuStep, VgpuWorld, leave, plan};
+pub use refusal::VgpuRefusal;
+pub use types::{Shape, kind, mig_profile, shape};
+
 /// Functions that can have mediated devices, one link each.
 pub(crate) const MDEV_PARENTS: &str = "/sys/class/mdev_bus";
 /// Mediated devices that exist, one link each, named by their UUID.
@@ -52,6 +70,19 @@ pub struct MdevType {
     pub device_api: String,
 }
 
+impl MdevType {
+    /// Its name, or its directory where it has none.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.id)
+    }
+
+    /// `max_instance` of the description: how many of it a whole GPU holds.
+    pub fn max_instances(&self) -> Option<u32> {
+        let mut fields = self.description.as_deref()?.split([',', ' ', '\n']);
+        fields.find_map(|field| field.strip_prefix("max_instance="))?.parse().ok()
+    }
+}
+
 /// A line of `creatable_vgpu_types`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VgpuType {
@@ -70,6 +101,8 @@ pub struct Mdev {
     pub type_id: Option<String>,
     /// Its own: `/dev/vfio/<group>` is what a VM opens.
     pub iommu_group: Option<u32>,
+    /// Name in `/dev/vfio/devices` (`vfioN`, Linux 6.2 and newer).
+    pub vfio_dev: Option<String>,
 }
 
 /// Addresses of functions that can have mediated devices.
@@ -86,7 +119,9 @@ pub(crate) fn mdevs(host: &impl Host) -> io::Result<BTreeMap<String, Mdev>> {
         let parent = host.link(&dir).ok().and_then(|target| target.parent()?.file_name()?.to_str()?.parse().ok());
         let link = |what| host::link_name(host, &dir.join(what)).ok();
         let iommu_group = link("iommu_group").and_then(|name| name.parse().ok());
-        (name.to_string_lossy().into_owned(), Mdev { parent, type_id: link("mdev_type"), iommu_group })
+        let nodes = host.list(&dir.join("vfio-dev")).unwrap_or_default();
+        let vfio_dev = nodes.first().and_then(|name| name.to_str()).map(str::to_owned);
+        (name.to_string_lossy().into_owned(), Mdev { parent, type_id: link("mdev_type"), iommu_group, vfio_dev })
     };
     Ok(names.iter().map(mdev).collect())
 }

@@ -30,6 +30,7 @@ use crate::{WorkloadMode, schema};
     printcolumn(name = "In use", type_ = "integer", json_path = ".status.agent.summary.inUse"),
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.agent.summary.driver"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.operator.reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.operator.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -166,6 +167,30 @@ pub struct HostFacts {
     /// Whether `/dev/iommu` exists.
     #[serde(default)]
     pub iommufd: bool,
+    /// Unset: the kernel module `nvidia` is not loaded, and the host has no driver of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<NvidiaDriver>,
+}
+
+/// The NVIDIA driver of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NvidiaDriver {
+    /// Of the loaded module, as in `595.91.07`; empty while none is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    pub origin: DriverOrigin,
+}
+
+/// Whose the driver is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DriverOrigin {
+    /// Installed on the host, and loaded: no driver pod is needed.
+    Host,
+    /// Installed on the host, and not loaded.
+    HostIdle,
+    /// The loaded module is not of the host's own driver: a driver pod's, or one that was left.
+    Pod,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -175,6 +200,9 @@ pub struct GPUStatus {
     pub address: String,
     /// Vendor and device id, as in `10de:1eb8`.
     pub id: String,
+    /// Vendor and device id of its board, as in `10de:12a2`. Boards of one id may differ in this alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subsystem: Option<String>,
     /// PCI class, as in `0x030200`.
     #[serde(default)]
     pub class: String,
@@ -215,6 +243,14 @@ pub struct GPUStatus {
     /// Why it is not in the mode asked for, and the next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
+}
+
+impl GPUStatus {
+    /// Who has it open, or one of its vGPUs.
+    pub fn all_holders(&self) -> impl Iterator<Item = &Holder> {
+        let instances = self.vgpu.iter().flat_map(|vgpu| &vgpu.instances);
+        self.holders.iter().chain(instances.flat_map(|instance| &instance.holders))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -339,6 +375,8 @@ pub enum NodePhase {
     /// The node serves its mode; nothing changes.
     #[default]
     Steady,
+    /// A change has its turn, or its users, to wait for: see the node's `GPUTransition`. The old mode serves.
+    Waiting,
     /// The old mode's operands and advertisements are leaving.
     Withdrawing,
     /// The agent has been asked for the new mode.

@@ -26,7 +26,8 @@ use crate::{WorkloadMode, schema};
     printcolumn(name = "From", type_ = "string", json_path = ".spec.from"),
     printcolumn(name = "To", type_ = "string", json_path = ".spec.to"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(name = "Message", type_ = "string", json_path = ".status.message"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -68,6 +69,11 @@ pub struct GPUTransitionStatus {
     /// `metadata.generation` of the spec that this answers.
     pub observed_generation: i64,
     pub phase: TransitionPhase,
+    /// When the present phase was entered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// One CamelCase word: what it waits for, or why it ended.
+    pub reason: String,
     /// What it waits for, or why it ended: a sentence for a person.
     pub message: String,
     /// What will be done, one sentence a step, in order.
@@ -77,7 +83,9 @@ pub struct GPUTransitionStatus {
     /// Virtual machine instances that use the node's GPUs, as `namespace/name`.
     #[serde(rename = "affectedVMs")]
     pub affected_vms: Vec<String>,
-    /// When the present phase is given up.
+    /// The agent has been asked for the new mode: from here on a way back is a change of its own.
+    pub switched: bool,
+    /// When the present phase is given up, or told about again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
     /// Phases that it has been through, oldest first.
@@ -118,23 +126,34 @@ pub enum TransitionPhase {
     Failed,
 }
 
+/// What a phase means for the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransitionStage {
+    /// The old mode serves; a cordon and evictions aside, nothing has been done.
+    Approach,
+    /// The node is between its modes.
+    Passage,
+    /// It waits for somebody.
+    Stopped,
+    /// Nothing more will happen.
+    Ended,
+}
+
 impl TransitionPhase {
+    pub const fn stage(self) -> TransitionStage {
+        match self {
+            Self::Preflight | Self::WaitForSlot | Self::Cordon | Self::WaitForUsers | Self::Evict => {
+                TransitionStage::Approach
+            }
+            Self::Quiesce | Self::Switch | Self::Verify | Self::Advertise | Self::Uncordon => TransitionStage::Passage,
+            Self::Blocked => TransitionStage::Stopped,
+            Self::Done | Self::Failed => TransitionStage::Ended,
+        }
+    }
+
     /// Whether nothing more will happen.
     pub const fn is_final(self) -> bool {
-        match self {
-            Self::Done | Self::Failed => true,
-            Self::Preflight
-            | Self::WaitForSlot
-            | Self::Cordon
-            | Self::WaitForUsers
-            | Self::Evict
-            | Self::Quiesce
-            | Self::Switch
-            | Self::Verify
-            | Self::Advertise
-            | Self::Uncordon
-            | Self::Blocked => false,
-        }
+        matches!(self.stage(), TransitionStage::Ended)
     }
 }
 

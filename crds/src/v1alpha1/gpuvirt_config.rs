@@ -114,16 +114,15 @@ pub enum Evict {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Budget {
-    /// Nodes in transition at once.
-    #[schemars(range(min = 1))]
-    pub max_parallel: u32,
+    /// Nodes in transition at once, as a count or a share like `25%`, rounded up; at least one.
+    pub max_parallel: IntOrString,
     /// GPU nodes that may be unavailable at once, as a count or a share like `25%`, rounded up.
     pub max_unavailable: IntOrString,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) }
+        Self { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
     }
 }
 
@@ -181,6 +180,29 @@ pub struct OperandStatus {
     /// A sentence for a person.
     #[serde(default)]
     pub message: String,
+    /// The pod that says most about why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<FailingPod>,
+}
+
+/// A pod that is not ready, in its kubelet's words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailingPod {
+    pub node: String,
+    pub pod: String,
+    /// Empty while no node takes the pod.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub container: String,
+    /// Of the container.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// One CamelCase word, as in `ImagePullBackOff`.
+    #[serde(default)]
+    pub reason: String,
+    /// Cut to its end.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// The nodes of one mode.
@@ -194,7 +216,7 @@ pub struct ModeStatus {
     /// How many of them are.
     #[serde(default)]
     pub ready: i32,
-    /// Why the others are not, one sentence each.
+    /// Why the others are not, one sentence each; of many nodes the first, and how many more there are.
     #[serde(default)]
     pub reasons: Vec<String>,
 }

@@ -16,7 +16,10 @@ fn a_config_that_says_nothing_is_the_safe_one() {
     let config: GPUVirtConfig = serde_json::from_value(json!({"metadata": {"name": "default"}, "spec": {}})).unwrap();
     assert_eq!(config.spec.discovery, Discovery::AllNodes);
     assert_eq!(config.spec.evict, Evict::Never);
-    assert_eq!(config.spec.budget, Budget { max_parallel: 1, max_unavailable: IntOrString::String("25%".to_owned()) });
+    assert_eq!(
+        config.spec.budget,
+        Budget { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
+    );
     assert_eq!(config.spec.kubevirt.mode, KubeVirtMode::Manage);
     assert_eq!(config.spec.resync_seconds, 300);
 }
@@ -39,7 +42,7 @@ fn the_columns_of_a_node_are_those_of_the_contract() {
     let crd = crds::generated().into_iter().find(|(name, _)| *name == "gpuvirt.io_gpunodes.yaml").unwrap().1;
     let columns: Vec<_> =
         crd.spec.versions[0].additional_printer_columns.iter().flatten().map(|column| column.name.clone()).collect();
-    assert_eq!(columns, ["Mode", "Ready", "GPUs", "In use", "Driver", "Reason", "Age"]);
+    assert_eq!(columns, ["Mode", "Ready", "GPUs", "In use", "Driver", "Reason", "Message", "Age"]);
     assert_eq!(crd.spec.names.short_names, Some(vec!["gpun".to_owned()]));
 }
 

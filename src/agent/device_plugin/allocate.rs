@@ -73,7 +73,9 @@ pub(super) fn allocate(
         .filter_map(|device| device.egm.as_ref())
         .filter(|egm| egm.gpus.iter().all(|gpu| given.contains(gpu)));
     whole.for_each(|egm| nodes.add(egm.node.clone()));
-    Ok(Grant { env_name: env_name(resource, EnvPrefix::Pci), env_value: ids.join(","), nodes: nodes.list })
+    let mediated = chosen.iter().any(|device| device.partition.as_ref().is_some_and(|part| part.mediated));
+    let prefix = if mediated { EnvPrefix::Mdev } else { EnvPrefix::Pci };
+    Ok(Grant { env_name: env_name(resource, prefix), env_value: ids.join(","), nodes: nodes.list })
 }
 
 fn choose<'a>(resource: &ResourceName, devices: &'a [Device], ids: &[String]) -> Result<Vec<&'a Device>, Refusal> {
@@ -139,6 +141,7 @@ mod tests {
             others: vec![],
             path: vec![],
             egm: None,
+            partition: None,
         }
     }
 
@@ -234,6 +237,29 @@ mod tests {
     fn shared_memory_is_not_given_with_some_of_its_gpus() {
         assert_eq!(egm_of(&[1]), [] as [String; 0]);
         assert_eq!(egm_of(&[2, 4]), [] as [String; 0]);
+    }
+
+    #[test]
+    fn mediated_devices_are_told_in_their_own_variable_and_virtual_functions_as_pci_devices() {
+        let vgpu = |id: &str, group: u32, mediated: bool| Device {
+            id: id.to_owned(),
+            nodes: vec![format!("/dev/vfio/{group}").into()],
+            partition: Some(super::super::device::Partition { gpu: "0000:08:00.0".to_owned(), mediated }),
+            ..gpu(1)
+        };
+        let uuids = ["c728e022-f16f-434b-ad2c-9665ee634d3d", "3deab9a4-200a-4c54-99b1-5eb0722d1d81"];
+        let devices = [vgpu(uuids[0], 106, true), vgpu(uuids[1], 107, true)];
+        let a10: ResourceName = "nvidia.com/NVIDIA_A10-4Q".parse().unwrap();
+        let grant = allocate(&a10, &devices, true, &[uuids[1].to_owned(), uuids[0].to_owned()]).unwrap();
+        assert_eq!(grant.env_name, "MDEV_PCI_RESOURCE_NVIDIA_COM_NVIDIA_A10-4Q");
+        assert_eq!(grant.env_value, format!("{},{}", uuids[1], uuids[0]));
+        assert_eq!(paths(&grant), ["/dev/vfio/vfio", "/dev/vfio/107", "/dev/vfio/106"], "no other group is reachable");
+        let l40s: ResourceName = "nvidia.com/NVIDIA_L40S-24Q".parse().unwrap();
+        let grant = allocate(&l40s, &[vgpu("0000:26:00.4", 120, false)], true, &["0000:26:00.4".to_owned()]).unwrap();
+        assert_eq!(
+            (grant.env_name.as_str(), grant.env_value.as_str()),
+            ("PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-24Q", "0000:26:00.4")
+        );
     }
 
     #[test]

@@ -13,10 +13,10 @@ pub type Offer = BTreeMap<ResourceName, Vec<Device>>;
 /// Device nodes of VFIO's own character devices (kernel `drivers/vfio/device_cdev.c`), usable only through iommufd.
 const CDEV_DIR: &str = "/dev/vfio/devices/";
 
-/// One thing that a VM can be given: a GPU with its IOMMU group.
+/// One thing that a VM can be given: a GPU with its IOMMU group, or a vGPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// PCI address, e.g. `0000:3b:00.0`; this is what the VM's launcher finds in its environment.
+    /// PCI address, e.g. `0000:3b:00.0`, or UUID of a mediated device; this is what the VM's launcher finds in its environment.
     pub id: String,
     pub health: Health,
     /// `None` where the kernel says -1: the kubelet then gets no topology hint, rather than a made-up node 0.
@@ -29,6 +29,17 @@ pub struct Device {
     pub path: Vec<String>,
     /// Memory that it shares with other GPUs of its board, on boards that have such.
     pub egm: Option<Egm>,
+    /// It is a vGPU.
+    pub partition: Option<Partition>,
+}
+
+/// What a vGPU is a part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// Its id is the UUID of a mediated device, which `KubeVirt` looks for in another variable than a PCI address.
+    pub mediated: bool,
 }
 
 /// Extended GPU memory of a Grace board: host memory for the GPUs behind one socket, a device node of its own. It can

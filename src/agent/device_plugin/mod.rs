@@ -38,7 +38,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-pub use device::{Device, Egm, Health, Offer};
+pub use device::{Device, Egm, Health, Offer, Partition};
 pub use names::ResourceName;
 pub use preferred::prefer;
 
@@ -47,10 +47,10 @@ use directory::Directory;
 use registration::{Plugin, RETRY};
 use server::{Listing, Service};
 
-/// A fresh look at the host right before devices (by their ids) are given to a pod: what speaks against it, by id. The
-/// text is shown in the pod's status: it should say what was found and what to do.
+/// A fresh look at the host right before devices are given to a pod as they were offered: what speaks against it, by id.
+/// The text is shown in the pod's status: it should say what was found and what to do.
 /// May block; it is called off the async threads, with a deadline.
-pub type Recheck = Arc<dyn Fn(&[String]) -> BTreeMap<String, String> + Send + Sync>;
+pub type Recheck = Arc<dyn Fn(&[Device]) -> BTreeMap<String, String> + Send + Sync>;
 
 /// The plugins' states by resource. A resource is in it from its first offer until the kubelet was told that it is gone.
 pub type States = BTreeMap<ResourceName, PluginState>;

@@ -100,6 +100,13 @@ pub fn resource_name(vendor: u16, device: u16) -> Result<ResourceName, Error> {
     format!("nvidia.com/{}", name.unwrap_or_else(|| format!("{device:04x}"))).parse()
 }
 
+/// The resource name of a vGPU type by the kernel's name of it, case and `-` kept: `NVIDIA A10-4Q` → `NVIDIA_A10-4Q`, as
+/// `KubeVirt` and NVIDIA's plugin make it.
+pub fn vgpu_resource_name(name: &str) -> Result<ResourceName, Error> {
+    let words: Vec<&str> = name.split_whitespace().collect();
+    format!("nvidia.com/{}", words.join("_")).parse()
+}
+
 fn sanitize(product: &str) -> String {
     let words: Vec<&str> = product.split_ascii_whitespace().collect();
     words

@@ -11,7 +11,16 @@ fn gpu(n: u32, (numa_node, root_port, switch): Place) -> Device {
         0 => vec![port, format!("slot {n}")],
         switch => vec![port, format!("switch {root_port}.{switch}"), format!("slot {n}")],
     };
-    Device { id: id(n), health: Health::Healthy, numa_node, nodes: vec![], others: vec![], path, egm: None }
+    Device {
+        id: id(n),
+        health: Health::Healthy,
+        numa_node,
+        nodes: vec![],
+        others: vec![],
+        path,
+        egm: None,
+        partition: None,
+    }
 }
 
 fn id(n: u32) -> String {

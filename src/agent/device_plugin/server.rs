@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 use super::{
     Recheck,
     allocate::{Grant, allocate},
-    device::Device,
+    device::{Device, find},
     directory::{Identity, MAX_PATH},
     names::ResourceName,
     preferred::prefer,
@@ -143,20 +143,24 @@ impl Handler {
         }
     }
 
-    fn grants(&self, request: &proto::AllocateRequest) -> Result<Vec<Grant>, Status> {
+    fn grants(&self, devices: &[Device], request: &proto::AllocateRequest) -> Result<Vec<Grant>, Status> {
         let Service { resource, iommufd, .. } = &self.service;
-        let devices = self.offered()?;
         let one = |container: &proto::ContainerAllocateRequest| {
-            allocate(resource, &devices, *iommufd, &container.device_ids)
+            allocate(resource, devices, *iommufd, &container.device_ids)
                 .map_err(|refusal| Status::failed_precondition(refusal.to_string()))
         };
         request.container_requests.iter().map(one).collect()
     }
 
     /// Asks the host, not the list: between the list and now a driver or a group may have changed.
-    async fn objections(&self, ids: Vec<String>) -> Result<BTreeMap<String, String>, Status> {
+    async fn objections<'a>(
+        &self,
+        offered: &[Device],
+        ids: impl Iterator<Item = &'a String>,
+    ) -> Result<BTreeMap<String, String>, Status> {
         let recheck = Arc::clone(&self.service.recheck);
-        let looking = tokio::task::spawn_blocking(move || recheck(&ids));
+        let asked: Vec<Device> = ids.filter_map(|id| find(offered, id).cloned()).collect();
+        let looking = tokio::task::spawn_blocking(move || recheck(&asked));
         let late = |_| {
             Status::deadline_exceeded(format!(
                 "{}: the host did not answer within {}s about the requested devices; see the kernel log of this node",
@@ -168,9 +172,9 @@ impl Handler {
         answer.map_err(|error| Status::internal(format!("{}: {error}", self.service.resource)))
     }
 
-    async fn recheck(&self, request: &proto::AllocateRequest) -> Result<(), Status> {
-        let ids = request.container_requests.iter().flat_map(|container| container.device_ids.clone()).collect();
-        match self.objections(ids).await?.pop_first() {
+    async fn recheck(&self, offered: &[Device], request: &proto::AllocateRequest) -> Result<(), Status> {
+        let ids = request.container_requests.iter().flat_map(|container| &container.device_ids);
+        match self.objections(offered, ids).await?.pop_first() {
             None => Ok(()),
             Some((id, why)) => {
                 Err(Status::failed_precondition(format!("{}: device {id}: {why}", self.service.resource)))
@@ -212,9 +216,9 @@ impl DevicePlugin for Handler {
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
         let devices = self.offered()?;
         let requests = request.into_inner().container_requests;
-        let ids = requests.iter().flat_map(|container| container.available_device_ids.clone()).collect();
+        let ids = requests.iter().flat_map(|container| &container.available_device_ids);
         // What would be refused is not recommended. This is a hint: a host that does not answer leaves it less good.
-        let refused = self.objections(ids).await.unwrap_or_default();
+        let refused = self.objections(&devices, ids).await.unwrap_or_default();
         let one = |container: proto::ContainerPreferredAllocationRequest| {
             let size = usize::try_from(container.allocation_size).unwrap_or(0);
             let (mut available, must) = (container.available_device_ids, &container.must_include_device_ids);
@@ -233,9 +237,10 @@ impl DevicePlugin for Handler {
         // First what the list alone refuses, so that the host is asked only about devices of ours; again afterwards,
         // because the list may have changed while the host was asked.
         let granted = async {
-            self.grants(&request)?;
-            self.recheck(&request).await?;
-            self.grants(&request)
+            let offered = self.offered()?;
+            self.grants(&offered, &request)?;
+            self.recheck(&offered, &request).await?;
+            self.grants(&self.offered()?, &request)
         };
         let resource = &self.service.resource;
         match granted.await {

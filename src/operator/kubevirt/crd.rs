@@ -41,6 +41,11 @@ impl Crd {
         filled(&self.store).then(|| self.store.state().iter().all(|crd| crd.metadata.deletion_timestamp.is_some()))
     }
 
+    /// Changes when its versions do.
+    pub fn generation(&self) -> Option<i64> {
+        self.store.state().iter().find_map(|crd| crd.metadata.generation)
+    }
+
     pub async fn served(&self) -> Result<Served, Error> {
         match self.absent() {
             None => return Ok(Served::NotYet),

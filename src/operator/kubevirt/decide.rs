@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     WIRED,
-    dialect::{Kind, Place},
+    dialect::{Kind, List, Place},
     offers::Offers,
     permitted::{Device, Entry, Permitted},
     users::Use,
@@ -27,9 +27,9 @@ pub struct Change {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Problem {
-    reason: &'static str,
-    message: String,
+pub struct Problem {
+    pub reason: &'static str,
+    pub message: String,
 }
 
 /// Reason while machines would lose a device by the first entry.
@@ -43,7 +43,7 @@ pub fn asks_for_users(permitted: &Permitted, offers: &Offers) -> bool {
 /// `users` counts only where [`asks_for_users`] says so.
 pub fn serve(permitted: &Permitted, offers: &Offers, users: &[Use], mode: KubeVirtMode) -> Decision {
     let gone: Vec<Device> = ours(permitted).filter(|device| !stays(device, offers)).collect();
-    let mut list = without(&permitted.pci, &gone);
+    let mut list = without(&permitted.entries, &gone);
     let mut marks: BTreeSet<Device> = ours(permitted).filter(|device| stays(device, offers)).collect();
     let mut problems = Vec::new();
     let mut added = Vec::new();
@@ -90,7 +90,7 @@ pub fn serve(permitted: &Permitted, offers: &Offers, users: &[Use], mode: KubeVi
 /// Takes every entry of ours away.
 pub fn withdraw(permitted: &Permitted) -> Decision {
     let gone: Vec<Device> = ours(permitted).collect();
-    let change = change(permitted, &without(&permitted.pci, &gone), &BTreeSet::new(), Vec::new(), gone);
+    let change = change(permitted, &without(&permitted.entries, &gone), &BTreeSet::new(), Vec::new(), gone);
     Decision { verdict: Verdict::yes(WIRED, "Withdrawn", format!("{} has no entry of ours", permitted.place)), change }
 }
 
@@ -98,7 +98,7 @@ pub fn withdraw(permitted: &Permitted) -> Decision {
 fn ours(permitted: &Permitted) -> impl Iterator<Item = Device> {
     let untouched = |device: &&Device| {
         let entry = device.entry(permitted.place.dialect);
-        permitted.pci.iter().any(|live| live.device == **device && live.raw == entry)
+        permitted.entries.iter().any(|live| live.device == **device && live.raw == entry)
     };
     permitted.marks.iter().filter(untouched).cloned()
 }
@@ -106,8 +106,8 @@ fn ours(permitted: &Permitted) -> impl Iterator<Item = Device> {
 /// An entry stays until the GPUNodes prove that nobody can offer it any more, or that it has another name by now.
 fn stays(device: &Device, offers: &Offers) -> bool {
     let renamed = offers.offered.iter().any(|other| other.selector == device.selector);
-    let present = offers.present.contains(&device.selector);
-    offers.offered.contains(device) || !offers.complete || (present && !renamed)
+    let possible = offers.known.contains(device) || (offers.could_have(&device.selector) && !renamed);
+    offers.offered.contains(device) || !offers.complete || possible
 }
 
 fn wanted(permitted: &Permitted, offers: &Offers, users: &[Use]) -> BTreeSet<Device> {
@@ -152,7 +152,7 @@ fn verdict_of(device: &Device, permitted: &Permitted, list: &[Entry], marks: &BT
         return refused("ReservedName", message);
     }
     let internal = list.iter().filter(|entry| !entry.external && !entry.disabled && entry.device.resource == *resource);
-    let internal = internal.map(|entry| (place.list(), &entry.raw));
+    let internal = internal.map(|entry| (place.list(entry.device.selector.list), &entry.raw));
     let siblings = permitted.others.iter().filter(|other| !other.external && other.resource == *resource);
     let siblings = siblings.map(|other| (format!("{}.{}", place.dialect.path().join("."), other.list), &other.raw));
     if let Some((at, entry)) = internal.chain(siblings).next() {
@@ -169,7 +169,7 @@ fn verdict_of(device: &Device, permitted: &Permitted, list: &[Entry], marks: &BT
         let message = format!(
             "{place} has {} in {}, switched off: remove disabled from it to permit {resource}",
             entry.raw,
-            place.list()
+            place.list(selector.list)
         );
         return refused("EntryDisabled", message);
     }
@@ -178,7 +178,7 @@ fn verdict_of(device: &Device, permitted: &Permitted, list: &[Entry], marks: &BT
         let message = format!(
             "{place} has {} in {}, and nodes offer {selector} as {resource}: change its resourceName to {resource} with externalResourceProvider: true, or give {selector} the other name in GPUVirtConfig spec.resourceAliases",
             entry.raw,
-            place.list()
+            place.list(selector.list)
         );
         return refused("SelectorHasAnotherName", message);
     }
@@ -219,7 +219,11 @@ fn to_add(device: &Device, place: &Place) -> Problem {
     let entry = device.entry(place.dialect);
     Problem {
         reason: "NotPermitted",
-        message: format!("{place} does not permit {}: add {entry} to {}", device.resource, place.list()),
+        message: format!(
+            "{place} does not permit {}: add {entry} to {}",
+            device.resource,
+            place.list(device.selector.list)
+        ),
     }
 }
 
@@ -249,7 +253,7 @@ fn change(
     gone: Vec<Device>,
 ) -> Option<Change> {
     let was_unset = !marks.is_empty() && (permitted.was_unset || permitted.unset);
-    let same_list = list == permitted.pci;
+    let same_list = list == permitted.entries;
     if same_list && *marks == permitted.marks && was_unset == permitted.was_unset {
         return None;
     }
@@ -259,12 +263,19 @@ fn change(
         labels::PERMITTED_WAS_UNSET: was_unset.then_some("true"),
     }}});
     if !same_list {
-        let entries: Vec<&Value> = list.iter().map(|entry| &entry.raw).collect();
-        let field = match entries.is_empty() {
-            false => json!({"pciHostDevices": entries}),
-            // Left empty, the field would refuse every device, which nobody has asked for.
-            true if permitted.was_unset && permitted.others.is_empty() => Value::Null,
-            true => json!({"pciHostDevices": null}),
+        let of = |entries: &[Entry], list: List| -> Vec<Value> {
+            let of = entries.iter().filter(|entry| entry.device.selector.list == list);
+            of.map(|entry| entry.raw.clone()).collect()
+        };
+        let changed = List::ALL.into_iter().filter(|kind| of(list, *kind) != of(&permitted.entries, *kind));
+        let lists = changed.map(|kind| {
+            let entries = of(list, kind);
+            (kind.key().to_owned(), if entries.is_empty() { Value::Null } else { Value::Array(entries) })
+        });
+        // Left empty, the field would refuse every device, which nobody has asked for.
+        let field = match list.is_empty() && permitted.was_unset && permitted.others.is_empty() {
+            true => Value::Null,
+            false => Value::Object(lists.collect()),
         };
         let nested = permitted.place.dialect.path().iter().rev().fold(field, |inner, key| json!({*key: inner}));
         patch

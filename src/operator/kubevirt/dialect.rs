@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     ResourceExt,
     api::{ApiResource, DynamicObject, GroupVersionKind},
@@ -25,12 +26,24 @@ impl Kind {
         }
     }
 
-    /// Most wanted first.
+    /// Newest first: `HyperConverged` warns whoever asks for the older one since 1.19.
     pub fn dialects(self) -> &'static [Dialect] {
         match self {
             Self::KubeVirt => &[Dialect::KubeVirt],
-            Self::HyperConverged => &[Dialect::HyperConvergedV1Beta1, Dialect::HyperConvergedV1],
+            Self::HyperConverged => &[Dialect::HyperConvergedV1, Dialect::HyperConvergedV1Beta1],
         }
+    }
+
+    /// Of the versions that are served the stored one: nothing is converted on its way, so it works while the webhook
+    /// that converts is away, and no field is lost that the other version does not have. Else the newest.
+    pub fn dialect(self, crd: &CustomResourceDefinition) -> Option<Dialect> {
+        let version = |dialect: &Dialect| {
+            let version = dialect.gvk().version;
+            crd.spec.versions.iter().find(move |served| served.served && served.name == version)
+        };
+        let served = || self.dialects().iter().filter(|dialect| version(dialect).is_some());
+        let stored = served().find(|dialect| version(dialect).is_some_and(|version| version.storage));
+        stored.or_else(|| served().next()).copied()
     }
 }
 
@@ -39,9 +52,9 @@ impl Kind {
 pub enum Dialect {
     /// `kubevirt.io/v1`, KubeVirt 1.0 and later.
     KubeVirt,
-    /// `hco.kubevirt.io/v1beta1`.
+    /// `hco.kubevirt.io/v1beta1`: the only one up to HyperConverged 1.17, and the stored one in 1.18.
     HyperConvergedV1Beta1,
-    /// `hco.kubevirt.io/v1`, which moved the field below `virtualization`.
+    /// `hco.kubevirt.io/v1`, which moved the field below `virtualization`: served since 1.18, stored since 1.19.
     HyperConvergedV1,
 }
 
@@ -76,11 +89,32 @@ impl Dialect {
         }
     }
 
-    /// Key of the vendor and device id in an entry of `pciHostDevices`.
-    pub fn selector_key(self) -> &'static str {
-        match self.kind() {
-            Kind::KubeVirt => "pciVendorSelector",
-            Kind::HyperConverged => "pciDeviceSelector",
+    /// Key of what an entry of a list selects by.
+    pub fn selector_key(self, list: List) -> &'static str {
+        match (list, self.kind()) {
+            (List::Pci, Kind::KubeVirt) => "pciVendorSelector",
+            (List::Pci, Kind::HyperConverged) => "pciDeviceSelector",
+            (List::Mediated, _) => "mdevNameSelector",
+        }
+    }
+}
+
+/// A list of `permittedHostDevices` that entries of ours go into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum List {
+    /// By vendor and device id.
+    Pci,
+    /// By the name of a mediated device's type.
+    Mediated,
+}
+
+impl List {
+    pub const ALL: [Self; 2] = [Self::Pci, Self::Mediated];
+
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Pci => "pciHostDevices",
+            Self::Mediated => "mediatedDevices",
         }
     }
 }
@@ -98,9 +132,9 @@ impl Place {
         Self { dialect, namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
     }
 
-    /// The list that entries go into, as in `spec.configuration.permittedHostDevices.pciHostDevices`.
-    pub fn list(&self) -> String {
-        format!("{}.pciHostDevices", self.dialect.path().join("."))
+    /// Where a list is, as in `spec.configuration.permittedHostDevices.pciHostDevices`.
+    pub fn list(&self, list: List) -> String {
+        format!("{}.{}", self.dialect.path().join("."), list.key())
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     Error,
     crd::{Crd, Served, filled},
     dialect::{Dialect, Kind},
+    mediated::Switch,
     permitted::Permitted,
 };
 use crate::operator::world::follow_as;
@@ -25,6 +26,8 @@ use crate::operator::world::follow_as;
 #[derive(Clone)]
 pub struct Cr {
     pub dialect: Dialect,
+    /// How it says that KubeVirt makes no mediated devices, as far as its CRD was read.
+    pub switch: Option<Switch>,
     pub object: Arc<DynamicObject>,
 }
 
@@ -52,6 +55,9 @@ struct Watched {
 
 struct Objects {
     dialect: Dialect,
+    switch: Option<Switch>,
+    /// Of the CRD that these were chosen by.
+    generation: Option<i64>,
     store: Store<DynamicObject>,
     task: AbortHandle,
 }
@@ -104,21 +110,29 @@ impl Finder {
             }
             Some(false) => {}
         }
-        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_ref() {
+        let generation = watched.crd.generation();
+        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_ref()
+            && objects.generation == generation
+        {
             return Ok(objects.list());
         }
         let crd = match watched.crd.served().await? {
             Served::NotYet | Served::Absent => return Ok(None),
             Served::Here(crd) => crd,
         };
-        let served = |version: &str| crd.spec.versions.iter().any(|v| v.served && v.name == version);
-        let dialect = watched.kind.dialects().iter().find(|dialect| served(&dialect.gvk().version)).copied();
-        let dialect = dialect.ok_or(Error::NotServed { crd: watched.kind.crd() })?;
+        let dialect = watched.kind.dialect(&crd).ok_or(Error::NotServed { crd: watched.kind.crd() })?;
+        if let Some(objects) = watched.objects.lock().expect("objects lock should not be poisoned").as_mut()
+            && objects.dialect == dialect
+        {
+            objects.generation = generation;
+            objects.switch = Switch::of(dialect, &crd);
+            return Ok(objects.list());
+        }
         let due = self.due.clone();
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &dialect.resource());
         let (store, work) = follow_as(dialect.resource(), api, watcher::Config::default(), move |_| due.notify_one());
         let task = tokio::spawn(work).abort_handle();
-        let objects = Objects { dialect, store, task };
+        let objects = Objects { dialect, switch: Switch::of(dialect, &crd), generation, store, task };
         *watched.objects.lock().expect("objects lock should not be poisoned") = Some(objects);
         Ok(None)
     }
@@ -140,7 +154,8 @@ pub async fn permitted_now(client: &Client) -> Result<Option<Permitted>, Error> 
             let api: Api<DynamicObject> = Api::all_with(client.clone(), &dialect.resource());
             match api.list(&ListParams::default()).await {
                 Ok(found) => {
-                    all.extend(found.items.into_iter().map(|o| Cr { dialect: *dialect, object: Arc::new(o) }));
+                    let cr = |object| Cr { dialect: *dialect, switch: None, object: Arc::new(object) };
+                    all.extend(found.items.into_iter().map(cr));
                     break;
                 }
                 // The kind, or this version of it, is not served.
@@ -155,7 +170,7 @@ pub async fn permitted_now(client: &Client) -> Result<Option<Permitted>, Error> 
 
 impl Objects {
     fn list(&self) -> Option<Vec<Cr>> {
-        let of = |object| Cr { dialect: self.dialect, object };
+        let of = |object| Cr { dialect: self.dialect, switch: self.switch.clone(), object };
         filled(&self.store).then(|| self.store.state().into_iter().map(of).collect())
     }
 }

@@ -10,17 +10,19 @@
 //!
 //! Feature gates are left alone: `gpus` of a VM need none since KubeVirt 1.6 (its `featuregate/inactive.go` has `GPU` as GA);
 //! `hostDevices` need the alpha gate `HostDevices`, and virt-api names it to whoever makes such a VM without it.
-//! `mediatedDevicesConfiguration` is left alone as well, as long as no vGPU is made here.
+//! Where nodes make mediated devices, KubeVirt is told to make none: it would remove what it does not know ([`mediated`]).
 
 pub mod crd;
 mod decide;
 mod dialect;
 mod find;
+mod mediated;
 mod offers;
 mod permitted;
 #[cfg(test)]
 mod tests;
 mod users;
+mod version;
 
 use std::sync::{Arc, Mutex};
 
@@ -42,10 +44,12 @@ use self::{
     decide::{Change, Decision},
     dialect::Place,
     find::{Cr, Finder, Look},
+    mediated::Mediated,
 };
 pub use self::{
     dialect::Dialect,
     find::permitted_now,
+    offers::devices,
     permitted::{Device, Permitted},
 };
 use crate::cluster::events::{Events, Notice};
@@ -145,19 +149,29 @@ impl Wiring {
             }
             KubeVirtMode::Manage | KubeVirtMode::Report => {}
         }
+        let version;
         let cr = match self.finder.look().await? {
             Look::NotYet => return Ok(Wired::NotYet),
             Look::Seen { counts: None, .. } => return Ok(Wired::Nothing),
-            Look::Seen { counts: Some(cr), .. } => cr,
+            Look::Seen { counts: Some(cr), all } => {
+                version = version::of(&all);
+                cr
+            }
         };
         let offers = offers::offers(gpu_nodes, all_read);
         let decided = self
-            .write(&cr, async |permitted| {
-                let users = match decide::asks_for_users(permitted, &offers) {
+            .write(&cr, async |object| {
+                let permitted = Permitted::read(cr.dialect, object)?;
+                let users = match decide::asks_for_users(&permitted, &offers) {
                     true => users::list(&self.client).await.map_err(|source| Error::Users(Box::new(source)))?,
                     false => Vec::new(),
                 };
-                Ok(decide::serve(permitted, &offers, &users, mode))
+                let decision = decide::serve(&permitted, &offers, &users, mode);
+                let decision = Mediated::read(cr.dialect, cr.switch.as_ref(), object).serve(decision, &offers, mode);
+                Ok(match version::objection(version.as_deref(), &offers) {
+                    Some(problem) => mediated::objecting(decision, &problem),
+                    None => decision,
+                })
             })
             .await?;
         let Some(verdict) = decided else { return Ok(Wired::NotYet) };
@@ -177,8 +191,14 @@ impl Wiring {
             Look::Seen { all, .. } => all,
         };
         self.watch_users(false);
-        for cr in all.iter().filter(|cr| cr.object.annotations().contains_key(labels::PERMITTED_HOST_DEVICES)) {
-            self.write(cr, async |permitted| Ok(decide::withdraw(permitted))).await?;
+        let marks = [labels::PERMITTED_HOST_DEVICES, labels::MEDIATED_DEVICES_OFF];
+        let ours = |cr: &&Cr| marks.iter().any(|mark| cr.object.annotations().contains_key(*mark));
+        for cr in all.iter().filter(ours) {
+            self.write(cr, async |object| {
+                let decision = decide::withdraw(&Permitted::read(cr.dialect, object)?);
+                Ok(Mediated::read(cr.dialect, cr.switch.as_ref(), object).withdraw(decision))
+            })
+            .await?;
         }
         Ok(Withdrawn::Done)
     }
@@ -187,7 +207,7 @@ impl Wiring {
     async fn write(
         &self,
         cr: &Cr,
-        decide: impl AsyncFn(&Permitted) -> Result<Decision, Error>,
+        decide: impl AsyncFn(&DynamicObject) -> Result<Decision, Error>,
     ) -> Result<Option<Verdict>, Error> {
         let place = Place::of(cr.dialect, &cr.object);
         let api: Api<DynamicObject> =
@@ -195,14 +215,14 @@ impl Wiring {
         let mut object = DynamicObject::clone(&cr.object);
         let mut tried = false;
         for _ in 0..ATTEMPTS {
-            let Decision { change, verdict } = decide(&Permitted::read(cr.dialect, &object)?).await?;
+            let Decision { change, verdict } = decide(&object).await?;
             let Some(change) = change else { return Ok(Some(verdict)) };
             let params =
                 PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
             let patch = Patch::Merge(conditional(&change, &object));
             // An entry that lost a field on its way would be worse than none: what would come of it is asked first.
             if !tried && let Ok(live) = api.patch(&place.name, &params.clone().dry_run(), &patch).await {
-                if decide(&Permitted::read(cr.dialect, &live)?).await?.change.is_some() {
+                if decide(&live).await?.change.is_some() {
                     return Ok(Some(dropped(&place)));
                 }
                 tried = true;
@@ -211,7 +231,7 @@ impl Wiring {
                 Ok(live) => {
                     tracing::info!(%place, permitted = names(&change.permitted), withdrawn = names(&change.withdrawn), "written");
                     self.publish(&change, &place, &live).await;
-                    let again = decide(&Permitted::read(cr.dialect, &live)?).await?;
+                    let again = decide(&live).await?;
                     return Ok(Some(match again.change {
                         None => again.verdict,
                         Some(_) => dropped(&place),
@@ -242,11 +262,11 @@ impl Wiring {
     async fn publish(&self, change: &Change, place: &Place, live: &DynamicObject) {
         let about = reference(place, live);
         if !change.permitted.is_empty() {
-            let note = format!("{} now has {}", place.list(), names(&change.permitted));
+            let note = format!("{} now has {}", place.dialect.path().join("."), names(&change.permitted));
             self.events.publish(&Notice::normal("HostDevicesPermitted", "PermitHostDevices", note), &about).await;
         }
         if !change.withdrawn.is_empty() {
-            let note = format!("{} no longer has {}", place.list(), names(&change.withdrawn));
+            let note = format!("{} no longer has {}", place.dialect.path().join("."), names(&change.withdrawn));
             self.events.publish(&Notice::normal("HostDevicesWithdrawn", "PermitHostDevices", note), &about).await;
         }
     }
@@ -284,8 +304,8 @@ fn dropped(place: &Place) -> Verdict {
         WIRED,
         "FieldsDropped",
         format!(
-            "{place} does not keep the entries in {} as they are written: its CRD is too old, or something else resets it; see who writes it with kubectl get --show-managed-fields",
-            place.list()
+            "{place} does not keep {} as it is written (pciHostDevices, mediatedDevices): its CRD is too old, or something else resets it; see who writes it with kubectl get --show-managed-fields",
+            place.dialect.path().join(".")
         ),
     )
 }

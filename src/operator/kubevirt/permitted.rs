@@ -6,25 +6,51 @@ use crds::labels;
 use kube::{ResourceExt, api::DynamicObject};
 use serde_json::{Value, json};
 
-use super::dialect::{Dialect, Place};
+use super::dialect::{Dialect, List, Place};
 
-/// Vendor and device id in upper case, as in `10DE:1EB8`: KubeVirt compares them without regard to case.
+/// What an entry of a list selects by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Selector(String);
+pub struct Selector {
+    pub list: List,
+    text: String,
+}
 
 impl Selector {
-    pub fn new(text: &str) -> Self {
-        Self(text.trim().to_ascii_uppercase())
+    /// Vendor and device id in upper case, as in `10DE:1EB8`: KubeVirt compares them without regard to case.
+    pub fn pci(text: &str) -> Self {
+        Self { list: List::Pci, text: text.trim().to_ascii_uppercase() }
+    }
+
+    /// Name of a type, as in `NVIDIA A10-4Q`: to KubeVirt a space and `_` are the same.
+    pub fn mediated(text: &str) -> Self {
+        Self { list: List::Mediated, text: text.trim().replace('_', " ") }
+    }
+
+    fn of(list: List, text: &str) -> Self {
+        match list {
+            List::Pci => Self::pci(text),
+            List::Mediated => Self::mediated(text),
+        }
+    }
+
+    /// As our annotation has it: names of types have no colon.
+    fn marked(text: &str) -> Self {
+        if text.contains(':') { Self::pci(text) } else { Self::mediated(text) }
+    }
+
+    /// The part of a type's name that is the same everywhere: `A10-4Q` of `NVIDIA A10-4Q`.
+    pub fn kind(&self) -> &str {
+        self.text.rsplit(' ').next().unwrap_or(&self.text)
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
-/// A device id and the resource that it is offered under.
+/// What is selected, and the resource that it is offered under.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
     pub selector: Selector,
@@ -32,14 +58,14 @@ pub struct Device {
 }
 
 impl Device {
-    pub fn new(selector: &str, resource: &str) -> Self {
-        Self { selector: Selector::new(selector), resource: resource.to_owned() }
+    pub fn new(selector: Selector, resource: &str) -> Self {
+        Self { selector, resource: resource.to_owned() }
     }
 
     /// The entry that permits it, and leaves it to our device plugin.
     pub fn entry(&self, dialect: Dialect) -> Value {
         json!({
-            dialect.selector_key(): self.selector.0,
+            dialect.selector_key(self.selector.list): self.selector.text,
             "resourceName": self.resource,
             "externalResourceProvider": true,
         })
@@ -52,7 +78,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// One entry of `pciHostDevices`.
+/// One entry of a list that entries of ours go into.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub device: Device,
@@ -70,7 +96,7 @@ impl Entry {
     }
 }
 
-/// An entry of a sibling list (`mediatedDevices`, `usb` …): only its resource matters here.
+/// An entry of another list (`usb` …): only its resource matters here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
     pub list: String,
@@ -91,7 +117,7 @@ pub struct Permitted {
     pub place: Place,
     /// The whole field is missing: KubeVirt checks nothing, and every device passes.
     pub unset: bool,
-    pub pci: Vec<Entry>,
+    pub entries: Vec<Entry>,
     pub others: Vec<Other>,
     /// Entries that we have made.
     pub marks: BTreeSet<Device>,
@@ -112,33 +138,31 @@ impl Permitted {
         let place = Place::of(dialect, object);
         let unreadable = |at: String| Unreadable { place: place.clone(), at };
         let field = at(&object.data, dialect.path()).filter(|value| !value.is_null());
-        let mut pci = Vec::new();
+        let mut entries = Vec::new();
         let mut others = Vec::new();
-        for (list, entries) in field.and_then(Value::as_object).into_iter().flatten() {
-            for (index, raw) in entries.as_array().into_iter().flatten().enumerate() {
+        for (key, listed) in field.and_then(Value::as_object).into_iter().flatten() {
+            let list = List::ALL.into_iter().find(|list| list.key() == key);
+            // What cannot be read would be lost by writing the list.
+            if let Some(list) = list.filter(|_| !listed.is_null() && !listed.is_array()) {
+                return Err(unreadable(place.list(list)));
+            }
+            for (index, raw) in listed.as_array().into_iter().flatten().enumerate() {
                 let text = |key: &str| raw.get(key).and_then(Value::as_str);
                 let flag = |key: &str| raw.get(key).and_then(Value::as_bool).unwrap_or(false);
-                let Some(resource) = text("resourceName") else { continue };
                 let external = flag("externalResourceProvider");
-                if list != "pciHostDevices" {
-                    others.push(Other {
-                        list: list.clone(),
-                        resource: resource.to_owned(),
-                        external,
-                        raw: raw.clone(),
-                    });
+                let resource = text("resourceName");
+                let Some(list) = list else {
+                    let Some(resource) = resource.map(str::to_owned) else { continue };
+                    others.push(Other { list: key.clone(), resource, external, raw: raw.clone() });
                     continue;
-                }
-                let selector = text(dialect.selector_key())
-                    .ok_or_else(|| unreadable(format!("{}[{index}].{}", place.list(), dialect.selector_key())))?;
+                };
+                let selector = dialect.selector_key(list);
+                let missing = |key: &str| unreadable(format!("{}[{index}].{key}", place.list(list)));
+                let resource = resource.ok_or_else(|| missing("resourceName"))?;
+                let selector = Selector::of(list, text(selector).ok_or_else(|| missing(selector))?);
                 let device = Device::new(selector, resource);
-                pci.push(Entry { device, external, disabled: flag("disabled"), raw: raw.clone() });
+                entries.push(Entry { device, external, disabled: flag("disabled"), raw: raw.clone() });
             }
-        }
-        // What cannot be read would be lost by writing the list.
-        let listed = field.and_then(|field| field.get("pciHostDevices")).filter(|list| !list.is_null());
-        if listed.is_some_and(|list| list.as_array().is_none_or(|list| list.len() != pci.len())) {
-            return Err(unreadable(place.list()));
         }
         let annotations = object.annotations();
         let marks = annotations.get(labels::PERMITTED_HOST_DEVICES).map(|text| marks(text)).unwrap_or_default();
@@ -147,7 +171,7 @@ impl Permitted {
             was_unset: annotations.get(labels::PERMITTED_WAS_UNSET).is_some_and(|value| value == "true"),
             misplaced: misplaced(dialect, object),
             place,
-            pci,
+            entries,
             others,
             marks,
         })
@@ -156,7 +180,7 @@ impl Permitted {
 
 fn marks(text: &str) -> BTreeSet<Device> {
     let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(selector, resource)| Device::new(selector, resource.trim())).collect()
+    pairs.map(|(selector, resource)| Device::new(Selector::marked(selector), resource.trim())).collect()
 }
 
 fn at<'a>(value: &'a Value, path: &[&str]) -> Option<&'a Value> {

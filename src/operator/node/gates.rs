@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{AgentFunction, HostFacts},
+    v1alpha1::{AgentFunction, DriverOrigin, HostFacts},
 };
 
 use crate::operator::host::{label_value, os_tag};
@@ -37,6 +37,10 @@ const PASSTHROUGH_KATA: &[&str] =
     &["cc-manager", "client", "kata-manager", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager"];
 const VGPU: &[&str] =
     &["cc-manager", "client", "sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager"];
+/// The gate of the checks.
+pub const VALIDATOR: &str = "nvidia.com/gpu.deploy.operator-validator";
+/// The peer's word for a node whose driver is its host's.
+pub const PRE_INSTALLED: &str = "pre-installed";
 const MIG_MANAGER: &str = "mig-manager";
 
 /// Suffixes of `nvidia.com/gpu.deploy.` that nodes of this mode carry, without the MIG manager.
@@ -128,6 +132,23 @@ pub fn patch(node: &BTreeMap<String, String>, keys: &[String]) -> BTreeMap<Strin
     changes
 }
 
+/// The driver's gate on a node whose host has a driver of its own: no driver pod, where one would be sent. And back, once
+/// the host has none any more.
+pub fn preinstalled(
+    node: &BTreeMap<String, String>,
+    keys: &[String],
+    driver: Option<DriverOrigin>,
+) -> Option<(String, Option<String>)> {
+    let gate = main_gate(WorkloadMode::Container);
+    let wanted = keys.contains(&gate);
+    let change = match (node.get(&gate).map(String::as_str), driver) {
+        (None | Some("" | "true"), Some(DriverOrigin::Host)) if wanted => PRE_INSTALLED,
+        (Some(PRE_INSTALLED), Some(DriverOrigin::Pod) | None) if wanted => "true",
+        (_, Some(DriverOrigin::Host | DriverOrigin::HostIdle | DriverOrigin::Pod) | None) => return None,
+    };
+    Some((gate, Some(change.to_owned())))
+}
+
 /// Agent functions that are off on this node: the admin has switched them off there, or the policy everywhere.
 pub fn disabled(node: &BTreeMap<String, String>, policy: &[AgentFunction]) -> Vec<AgentFunction> {
     [
@@ -188,6 +209,24 @@ mod tests {
         let labels = applied(labels, WorkloadMode::Container);
         assert_eq!(labels["nvidia.com/gpu.deploy.driver"], "pre-installed");
         assert_eq!(labels["nvidia.com/gpu.deploy.client"], "true");
+    }
+
+    #[test]
+    fn a_host_with_a_driver_of_its_own_gets_no_driver_pod_and_gets_one_once_it_has_none() {
+        let keys = wanted(WorkloadMode::Container, SandboxMode::KubeVirt, &node(&[]));
+        let gate = main_gate(WorkloadMode::Container);
+        let to =
+            |labels: &[(&str, &str)], driver| preinstalled(&node(labels), &keys, driver).and_then(|(_, value)| value);
+        let host = Some(DriverOrigin::Host);
+        assert_eq!(to(&[], host).as_deref(), Some(PRE_INSTALLED));
+        assert_eq!(to(&[(&gate, "true")], host).as_deref(), Some(PRE_INSTALLED));
+        assert_eq!(to(&[(&gate, "false")], host), None, "an admin's word stays");
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], host), None);
+        // After a boot its module may come later.
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], Some(DriverOrigin::HostIdle)), None);
+        assert_eq!(to(&[(&gate, PRE_INSTALLED)], None).as_deref(), Some("true"));
+        assert_eq!(to(&[(&gate, "true")], Some(DriverOrigin::Pod)), None);
+        assert_eq!(preinstalled(&node(&[(&gate, "true")]), &[], host), None, "a node of VMs has no such gate");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod course;
 pub mod decide;
 pub mod gates;
 pub mod mode;
@@ -12,6 +13,9 @@ mod report;
 #[cfg(test)]
 mod tests;
 pub mod users;
+mod vgpus;
+
+pub use self::preflight::{Blocked, InUse, Who};
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -39,12 +43,14 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use self::{
-    decide::{Decision, Observed, Order, decide},
+    decide::{Decision, Observed, Order, decide, standing},
     mode::NodePolicy,
     pods::NodePods,
     users::{UserNames, Users},
 };
 use super::{
+    transition::{self, Leave, Transitions},
+    vgpu::Layouts,
     vmi::Instances,
     world::{NodeWork, World},
 };
@@ -56,6 +62,8 @@ pub enum Error {
     PatchNode { node: String, source: Box<kube::Error> },
     #[error("GPUNode {node} cannot be applied")]
     ApplyGPUNode { node: String, source: Box<kube::Error> },
+    #[error(transparent)]
+    Transition(#[from] transition::Error),
 }
 
 /// Several nodes at a time, one piece of work a node.
@@ -68,6 +76,8 @@ pub struct Context {
     pub pods: NodePods,
     pub users: UserNames,
     pub instances: Arc<Instances>,
+    pub layouts: Layouts,
+    pub transitions: Transitions,
     pub events: Events,
     pub epoch: i64,
     /// The active policy; without one nodes are left alone.
@@ -126,7 +136,9 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         }
     };
     let pods = context.pods.get(&name);
-    let (users, all_named) = users(&context, &name, gpu_node).await;
+    let changes = mode::changes(node.labels(), &policy, gpu_node);
+    let (users, all_named) = users(&context, &name, gpu_node, changes).await;
+    let layouts = policy.vgpu.as_ref().and_then(|source| context.layouts.get(source));
     let observed = Observed {
         name: &name,
         labels: node.labels(),
@@ -134,9 +146,12 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         policy: &policy,
         pods: pods.as_deref(),
         users: &users,
+        layouts: layouts.as_deref(),
+        leave: &Leave::Free,
         epoch: context.epoch,
     };
-    let Decision { labels, order, watch_pods } = decide(&observed);
+    let step = context.transitions.step(&node, standing(&observed).as_ref(), &policy.rules).await?;
+    let Decision { labels, order, watch_pods } = decide(&Observed { leave: &step.leave, ..observed });
     if watch_pods {
         context.pods.watch(&name);
     } else {
@@ -146,17 +161,18 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
-    Ok(if all_named { Action::await_change() } else { Action::requeue(RETRY) })
+    let again = [step.again, (!all_named).then_some(RETRY)].into_iter().flatten().min();
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// And whether all pods have been asked for their VMs.
-async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>) -> (Users, bool) {
+async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>, all: bool) -> (Users, bool) {
     let Some(agent) = gpu_node.and_then(|node| node.status.as_ref()).and_then(|status| status.agent.as_ref()) else {
         return (Users::default(), true);
     };
-    let (list, all_named) = context.users.of(node, agent).await;
-    let blockers = list.iter().filter_map(|user| context.instances.blocks_drain(user.vmi.as_deref()?)).collect();
-    (Users { list, blockers }, all_named)
+    let (users, all_named) = context.users.of(node, agent, all).await;
+    let blockers = users.list.iter().filter_map(|user| context.instances.blocks_drain(user.vmi.as_deref()?)).collect();
+    (Users { blockers, ..users }, all_named)
 }
 
 /// By merge patch with the UID: an apply to a node that is gone would create it.
@@ -196,6 +212,9 @@ async fn apply(
             Ok(_) => {}
             Err(error) if gone(&error) => return Ok(()),
             Err(source) => return Err(failed(source)),
+        }
+        if status.ready == "True" && old.is_none_or(|old| old.ready != status.ready) {
+            context.transitions.wake_next(&name);
         }
         let about = reference(node);
         for notice in report::notices(old, &order, &name) {
@@ -244,7 +263,7 @@ fn status_patch(gpu_node: &GPUNode, status: &OperatorStatus) -> serde_json::Valu
     })
 }
 
-fn reference(node: &NodeMeta) -> ObjectReference {
+pub fn reference(node: &NodeMeta) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),

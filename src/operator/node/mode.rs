@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{AgentFunction, ResourceAlias},
+    v1alpha1::{AgentFunction, GPUNode, ResourceAlias},
 };
 
 use super::gates::SandboxMode;
-use crate::{cluster::events::Notice, operator::owner::Claim};
+use crate::{
+    cluster::events::Notice,
+    operator::{owner::Claim, transition::rules::Rules, vgpu},
+};
 
 /// What the node controller needs to know of the ClusterPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +27,14 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// Container nodes are checked: verdicts of theirs count.
+    pub checks: bool,
+    /// Container nodes are given a driver, unless they have one of their own.
+    pub driver: bool,
+    /// Where vGPU layouts are; `None`: vGPUs are not ours to make.
+    pub vgpu: Option<vgpu::LayoutSource>,
+    /// How nodes change.
+    pub rules: Rules,
     /// `NVIDIADriver` objects that share the nodes among them; none where the policy brings the driver itself. Unset while
     /// they have not been listed.
     pub claims: Option<Vec<Claim>>,
@@ -39,6 +50,10 @@ impl NodePolicy {
             aliases: Vec::new(),
             disabled: Vec::new(),
             mig_default: None,
+            checks: false,
+            driver: false,
+            vgpu: None,
+            rules: Rules::default(),
             claims: Some(Vec::new()),
         }
     }
@@ -112,6 +127,12 @@ pub fn effective(node: &BTreeMap<String, String>, policy: &NodePolicy) -> (Workl
             Err(_unknown) => (default, Some(Complaint::Invalid { value: value.clone(), used: default })),
         },
     }
+}
+
+/// Whether the node serves another mode than it should be in.
+pub fn changes(node: &BTreeMap<String, String>, policy: &NodePolicy, gpu_node: Option<&GPUNode>) -> bool {
+    let operator = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()?.operator.as_ref());
+    operator.and_then(|operator| operator.serving).is_some_and(|serving| serving != effective(node, policy).0)
 }
 
 #[cfg(test)]

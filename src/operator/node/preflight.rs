@@ -24,45 +24,87 @@ pub enum Preflight {
     NeedsPods,
 }
 
+/// What the change meets on the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What stands in the way, users aside.
+    pub obstacle: Option<Blocked>,
+    pub users: Vec<InUse>,
+    /// A holder may be one of our own operands.
+    pub needs_pods: bool,
+}
+
+/// Somebody has a GPU that is to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    pub who: Who,
+    /// Device, holder, next step.
+    pub said: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// `namespace/name` of a virtual machine instance.
+    Vm(String),
+    /// `namespace/name`.
+    Pod(String),
+    /// A process of the host, or of a pod that the kubelet has given nothing.
+    Process,
+}
+
+impl Findings {
+    pub fn verdict(self) -> Preflight {
+        if let Some(obstacle) = self.obstacle {
+            return Preflight::Blocked(obstacle);
+        }
+        match (self.users.into_iter().next(), self.needs_pods) {
+            (Some(user), _) => Preflight::Blocked(Blocked { reason: "GPUInUse".to_owned(), message: user.said }),
+            (None, true) => Preflight::NeedsPods,
+            (None, false) => Preflight::Clear,
+        }
+    }
+}
+
 /// `operands`: UIDs of our operands' pods on the node, which leave in the quiesce step and so do not block; `None` while
 /// they are not known.
-pub fn preflight(
+pub fn findings(
     agent: &AgentStatus,
     desired: WorkloadMode,
     operands: Option<&BTreeSet<String>>,
     users: &Users,
-) -> Preflight {
-    let mut needs_pods = false;
+) -> Findings {
+    let mut findings = Findings::default();
     for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(desired)) {
-        if let Some(obstacle) = gpu.obstacles.iter().find(|o| o.mode == desired) {
-            return Preflight::Blocked(Blocked { reason: obstacle.reason.clone(), message: obstacle.message.clone() });
+        if let Some(obstacle) = gpu.obstacles.iter().find(|o| o.mode == desired)
+            && findings.obstacle.is_none()
+        {
+            let (reason, message) = (obstacle.reason.clone(), obstacle.message.clone());
+            findings.obstacle = Some(Blocked { reason, message });
         }
-        for holder in &gpu.holders {
+        for holder in gpu.all_holders() {
             match (&holder.pod, operands) {
                 (Some(pod), Some(operands)) if operands.contains(pod) => {}
-                (Some(_), None) => needs_pods = true,
-                (Some(_), Some(_)) | (None, _) => return Preflight::Blocked(in_use(gpu, holder, desired, users)),
+                (Some(_), None) => findings.needs_pods = true,
+                (Some(_), Some(_)) | (None, _) => findings.users.push(in_use(gpu, holder, desired, users)),
             }
         }
     }
-    if needs_pods { Preflight::NeedsPods } else { Preflight::Clear }
+    findings
 }
 
-fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users) -> Blocked {
-    let who = match (holder.pid, &holder.pod) {
+fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users) -> InUse {
+    let held = match (holder.pid, &holder.pod) {
         // The kubelet's word: nobody has opened it yet.
         (0, Some(pod)) => format!("allocated to pod {pod}"),
         (pid, Some(pod)) => format!("held by {} (pid {pid}, pod {pod}) through {}", holder.command, holder.path),
         (pid, None) => format!("held by {} (pid {pid}) through {}", holder.command, holder.path),
     };
-    let who = match users.vm(&gpu.address) {
-        Some(vm) => format!("in use by VM {vm}, {who}"),
-        None => who,
+    let (who, held) = match (users.vm(&gpu.address), holder.pod.as_deref().and_then(|pod| users.name(pod))) {
+        (Some(vm), _) => (Who::Vm(vm.to_owned()), format!("in use by VM {vm}, {held}")),
+        (None, Some(pod)) => (Who::Pod(pod.to_owned()), held),
+        (None, None) => (Who::Process, held),
     };
-    Blocked {
-        reason: "GPUInUse".to_owned(),
-        message: format!("GPU {} is {who}: {desired} begins by itself once that has ended", gpu.address),
-    }
+    InUse { who, said: format!("GPU {} is {held}: {desired} begins by itself once that has ended", gpu.address) }
 }
 
 #[cfg(test)]
@@ -70,6 +112,15 @@ mod tests {
     use crds::v1alpha1::{GPUUser, Obstacle};
 
     use super::*;
+
+    fn preflight(
+        agent: &AgentStatus,
+        desired: WorkloadMode,
+        operands: Option<&BTreeSet<String>>,
+        users: &Users,
+    ) -> Preflight {
+        findings(agent, desired, operands, users).verdict()
+    }
 
     fn agent() -> AgentStatus {
         AgentStatus {
@@ -146,7 +197,7 @@ mod tests {
             vmi: Some("vms/a".to_owned()),
             gpus: vec!["0000:01:00.0".to_owned()],
         };
-        let users = Users { list: vec![user], blockers: Vec::new() };
+        let users = Users { list: vec![user], ..Users::default() };
         let message = blocked(preflight(&held_by(None), TO, None, &users)).message;
         assert!(message.contains("in use by VM vms/a, held by qemu (pid 4711)"), "{message}");
     }

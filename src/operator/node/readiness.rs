@@ -2,8 +2,11 @@
 
 use crds::{
     WorkloadMode,
-    v1alpha1::{Advertise, AgentFunction, AgentStatus, GPUStatus},
+    conditions::CHAIN,
+    v1alpha1::{Advertise, AgentFunction, AgentStatus, DriverOrigin, GPUStatus, VgpuProgress},
 };
+
+use crate::operator::vgpu;
 
 /// Reason of a node that the operator has left.
 pub const TORN_DOWN: &str = "TornDown";
@@ -27,12 +30,28 @@ impl Readiness {
 }
 
 /// Of a node that should be serving `mode`.
-pub fn of(agent: &AgentStatus, mode: WorkloadMode, advertise: Advertise, disabled: &[AgentFunction]) -> Readiness {
+///
+/// `checked`: verdicts of a container node's checks count.
+pub fn of(
+    agent: &AgentStatus,
+    mode: WorkloadMode,
+    advertise: Advertise,
+    disabled: &[AgentFunction],
+    vgpus: Option<&vgpu::Standing>,
+    checked: bool,
+) -> Readiness {
+    // A layout that cannot be followed tells more than what comes of it.
+    if let Some(standing) = vgpus.filter(|standing| standing.progress == VgpuProgress::Failed) {
+        return Readiness::no(standing.reason, standing.message.clone());
+    }
     if let Some(gpu) = agent.gpus.iter().find(|gpu| gpu.mode != Some(mode)) {
         return away_from(gpu, mode);
     }
+    if let Some(standing) = vgpus.filter(|standing| standing.progress == VgpuProgress::Pending) {
+        return Readiness::no(standing.reason, standing.message.clone());
+    }
     match mode {
-        WorkloadMode::Container => container(agent),
+        WorkloadMode::Container => container(agent, checked),
         WorkloadMode::VmPassthrough | WorkloadMode::VmVgpu => advertised(agent, mode, advertise, disabled),
     }
 }
@@ -55,21 +74,38 @@ fn away_from(gpu: &GPUStatus, mode: WorkloadMode) -> Readiness {
     }
 }
 
-fn container(agent: &AgentStatus) -> Readiness {
+/// The first check that has failed.
+fn failed_check(agent: &AgentStatus) -> Option<Readiness> {
+    let failed = |type_: &str| agent.conditions.iter().find(|c| c.type_ == type_ && c.reason == "Failed");
+    let failed = CHAIN.into_iter().find_map(failed)?;
+    let reason = failed.type_.replace("Validated", "NotValidated");
+    Some(Readiness::no(reason, failed.message.clone()))
+}
+
+fn container(agent: &AgentStatus, checked: bool) -> Readiness {
     let other = agent.gpus.iter().find(|gpu| gpu.driver.as_deref() != Some("nvidia"));
-    match other.map(|gpu| (&gpu.address, gpu.driver.as_deref())) {
-        Some((address, None)) => Readiness::no(
-            "DriverNotLoaded",
-            format!("GPU {address} has no driver: see the pods of nvidia-driver-daemonset on this node"),
-        ),
-        Some((address, Some(driver))) => Readiness::no(
+    let failed = checked.then(|| failed_check(agent)).flatten();
+    match (other.map(|gpu| (&gpu.address, gpu.driver.as_deref())), failed) {
+        // A check that has failed knows better why.
+        (None | Some((_, None)), Some(failed)) => failed,
+        (Some((address, None)), None) => Readiness::no("DriverNotLoaded", without_driver(agent, address)),
+        (Some((address, Some(driver))), _) => Readiness::no(
             "OtherDriver",
             format!(
                 "GPU {address} has driver {driver} instead of nvidia: unbind it from {driver} on the node, and the nvidia driver takes it"
             ),
         ),
-        None => Readiness::yes("Serving", format!("{} GPU(s) in container", agent.gpus.len())),
+        (None, None) => Readiness::yes("Serving", format!("{} GPU(s) in container", agent.gpus.len())),
     }
+}
+
+fn without_driver(agent: &AgentStatus, address: &str) -> String {
+    let step = match agent.host.driver.as_ref().map(|driver| driver.origin) {
+        Some(DriverOrigin::HostIdle) => "a driver is installed on this host and not loaded: modprobe nvidia, see dmesg",
+        Some(DriverOrigin::Host) => "the host's own driver has not taken it: see nvidia-smi and dmesg there",
+        Some(DriverOrigin::Pod) | None => "see the pods of nvidia-driver-daemonset on this node",
+    };
+    format!("GPU {address} has no driver: {step}")
 }
 
 fn advertised(agent: &AgentStatus, mode: WorkloadMode, advertise: Advertise, disabled: &[AgentFunction]) -> Readiness {

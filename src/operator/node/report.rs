@@ -6,7 +6,7 @@ use crds::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::{decide::Order, mode::Complaint, users::Users};
+use super::{decide::Order, mode::Complaint, users::Users, vgpus};
 use crate::cluster::events::Notice;
 
 const READY: &str = "Ready";
@@ -29,8 +29,10 @@ pub fn status(
         None => Verdict::yes(WORKLOAD_CONFIG_VALID, "Valid", format!("the node's mode is {}", order.desired)),
         Some(complaint) => Verdict::no(WORKLOAD_CONFIG_VALID, complaint.reason(), complaint.message(node)),
     };
-    let mut conditions = merge(old, &[label, drainable(users)], generation, now);
-    conditions.retain(|c| c.type_ != READY);
+    let mut verdicts = vec![label, drainable(users)];
+    verdicts.extend(order.vgpus.as_ref().map(vgpus::verdict));
+    let mut conditions = merge(old, &verdicts, generation, now);
+    conditions.retain(|c| c.type_ != READY && (c.type_ != vgpus::CONDITION || order.vgpus.is_some()));
     conditions.insert(0, ready);
     OperatorStatus {
         desired: Some(order.desired),
@@ -83,6 +85,7 @@ pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<N
     {
         notices.push(complaint.notice(node));
     }
+    notices.extend(order.vgpus.as_ref().and_then(|standing| vgpus::notice(old, standing)));
     let phase_before = old.map(|o| o.phase);
     let message = &order.readiness.message;
     let mode = order.desired;
@@ -99,7 +102,8 @@ pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<N
         NodePhase::Steady if order.serving.is_some() && old.and_then(|o| o.serving) != order.serving => {
             notices.push(Notice::normal("ModeReached", "ChangeMode", format!("the node's GPUs are in {mode}")));
         }
-        NodePhase::Refused | NodePhase::Withdrawing | NodePhase::Switching | NodePhase::Steady => {}
+        NodePhase::Refused | NodePhase::Waiting | NodePhase::Withdrawing | NodePhase::Switching | NodePhase::Steady => {
+        }
     }
     notices
 }

@@ -1,21 +1,24 @@
 //! Whose pods have a node's GPUs, and which virtual machines these pods run.
 //!
-//! The agent knows pods by name, from the kubelet. A launcher's owner is its instance, so each pod's metadata is read
-//! once; pods are not watched for this.
+//! The agent knows pods that the kubelet gave something of ours by name. A launcher's owner is its instance, so each pod's
+//! metadata is read once; pods are not watched for this. A container with a GPU of NVIDIA's own device plugin has only its
+//! pod's UID there, which is looked up among the node's pods when the node is to change.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Mutex,
 };
 
-use crds::v1alpha1::{AgentStatus, GPUUser};
+use crds::v1alpha1::{AgentStatus, GPUStatus, GPUUser};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt, core::PartialObjectMeta};
+use kube::{Api, Client, ResourceExt, api::ListParams, core::PartialObjectMeta};
 
 /// Of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     pub list: Vec<GPUUser>,
+    /// Names (`namespace/name`) of their pods, by UID.
+    pub names: BTreeMap<String, String>,
     /// Of virtual machines that a drain would wait for without end, a sentence each.
     pub blockers: Vec<String>,
 }
@@ -25,24 +28,39 @@ impl Users {
     pub fn vm(&self, gpu: &str) -> Option<&str> {
         self.list.iter().find(|user| user.gpus.iter().any(|has| has == gpu)).and_then(|user| user.vmi.as_deref())
     }
+
+    /// `namespace/name` of a pod that is known by that, or by its UID.
+    pub fn name<'a>(&'a self, pod: &'a str) -> Option<&'a str> {
+        if pod.contains('/') { Some(pod) } else { self.names.get(pod).map(String::as_str) }
+    }
 }
 
-/// Instances by the pods (`namespace/name`) that they run in; `None` for a pod that runs none.
-type Launchers = BTreeMap<String, Option<String>>;
+/// By the pod's `namespace/name`.
+type Launchers = BTreeMap<String, Launcher>;
+
+/// A pod that has a GPU; one that is gone has no UID any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Launcher {
+    uid: Option<String>,
+    /// The instance that it runs, as `namespace/name`.
+    instance: Option<String>,
+}
 
 pub struct UserNames {
     client: Client,
     /// By node.
     known: Mutex<HashMap<String, Launchers>>,
+    /// By node: names of pods by UID; `None` for one that is no pod of the API server's.
+    strangers: Mutex<HashMap<String, BTreeMap<String, Option<String>>>>,
 }
 
 impl UserNames {
     pub fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default() }
+        Self { client, known: Mutex::default(), strangers: Mutex::default() }
     }
 
-    /// And whether every pod could be asked about.
-    pub async fn of(&self, node: &str, agent: &AgentStatus) -> (Vec<GPUUser>, bool) {
+    /// And whether every pod could be asked about. `all`: also of pods that the agent knows by their UID only.
+    pub async fn of(&self, node: &str, agent: &AgentStatus, all: bool) -> (Users, bool) {
         let pods = pods(agent);
         let mut known = self.known.lock().expect("names lock should not be poisoned").remove(node).unwrap_or_default();
         known.retain(|pod, _| pods.contains_key(pod));
@@ -51,26 +69,66 @@ impl UserNames {
             if known.contains_key(pod) {
                 continue;
             }
-            match self.instance(pod).await {
-                Ok(instance) => drop(known.insert(pod.clone(), instance)),
+            match self.launcher(pod).await {
+                Ok(launcher) => drop(known.insert(pod.clone(), launcher)),
                 Err(error) => {
                     tracing::warn!(pod, %error, "pod with a GPU cannot be read: its VM stays unnamed");
                     complete = false;
                 }
             }
         }
-        let users = users(pods, &known);
+        let mut users = users(pods, &known);
+        let uids = if all { strangers(agent, &users) } else { BTreeSet::new() };
+        match self.lookup(node, uids).await {
+            Ok(names) => users.names.extend(names),
+            Err(error) => {
+                tracing::warn!(node, %error, "pods cannot be listed: those with a GPU stay unnamed");
+                complete = false;
+            }
+        }
         if !known.is_empty() {
             self.known.lock().expect("names lock should not be poisoned").insert(node.to_owned(), known);
         }
         (users, complete)
     }
 
-    async fn instance(&self, pod: &str) -> Result<Option<String>, kube::Error> {
-        let Some((namespace, name)) = pod.split_once('/') else { return Ok(None) };
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        Ok(pods.get_metadata_opt(name).await?.as_ref().and_then(owner))
+    /// One list for all that are new.
+    async fn lookup(&self, node: &str, uids: BTreeSet<String>) -> Result<BTreeMap<String, String>, kube::Error> {
+        let lock = || self.strangers.lock().expect("strangers lock should not be poisoned");
+        let mut known = lock().remove(node).unwrap_or_default();
+        known.retain(|uid, _| uids.contains(uid));
+        if uids.iter().any(|uid| !known.contains_key(uid)) {
+            let pods: Api<Pod> = Api::all(self.client.clone());
+            let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
+            let listed = pods.list_metadata(&there).await?;
+            let names: HashMap<String, String> =
+                listed.iter().filter_map(|pod| Some((pod.uid()?, named(pod)))).collect();
+            known = uids.into_iter().map(|uid| (uid.clone(), names.get(&uid).cloned())).collect();
+        }
+        let names = known.iter().filter_map(|(uid, name)| Some((uid.clone(), name.clone()?))).collect();
+        if !known.is_empty() {
+            lock().insert(node.to_owned(), known);
+        }
+        Ok(names)
     }
+
+    async fn launcher(&self, pod: &str) -> Result<Launcher, kube::Error> {
+        let Some((namespace, name)) = pod.split_once('/') else { return Ok(Launcher::default()) };
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let found = pods.get_metadata_opt(name).await?;
+        let launcher = |pod: PartialObjectMeta<Pod>| Launcher { uid: pod.uid(), instance: owner(&pod) };
+        Ok(found.map(launcher).unwrap_or_default())
+    }
+}
+
+fn named(pod: &PartialObjectMeta<Pod>) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+/// UIDs of pods whose names the agent does not know.
+fn strangers(agent: &AgentStatus, users: &Users) -> BTreeSet<String> {
+    let pods = agent.gpus.iter().flat_map(GPUStatus::all_holders).filter_map(|holder| holder.pod.as_ref());
+    pods.filter(|pod| users.name(pod).is_none()).cloned().collect()
 }
 
 /// KubeVirt 1.6-1.9: the instance is the controlling owner of its launcher.
@@ -83,7 +141,7 @@ fn owner(pod: &PartialObjectMeta<Pod>) -> Option<String> {
 fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for gpu in &agent.gpus {
-        for pod in gpu.holders.iter().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
+        for pod in gpu.all_holders().filter_map(|holder| holder.pod.as_ref()).filter(|pod| pod.contains('/')) {
             let gpus = pods.entry(pod.clone()).or_default();
             if !gpus.contains(&gpu.address) {
                 gpus.push(gpu.address.clone());
@@ -93,17 +151,22 @@ fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     pods
 }
 
-fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Vec<GPUUser> {
+fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
+    let named = |(pod, launcher): (&String, &Launcher)| Some((launcher.uid.clone()?, pod.clone()));
     let user = |(pod, gpus): (String, Vec<String>)| {
-        let vmi = known.get(&pod).cloned().flatten();
+        let vmi = known.get(&pod).and_then(|launcher| launcher.instance.clone());
         GPUUser { pod, vmi, gpus }
     };
-    pods.into_iter().map(user).collect()
+    Users {
+        names: known.iter().filter_map(named).collect(),
+        list: pods.into_iter().map(user).collect(),
+        blockers: Vec::new(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::{GPUStatus, Holder};
+    use crds::v1alpha1::Holder;
     use serde_json::json;
 
     use super::*;
@@ -120,12 +183,14 @@ mod tests {
             ..GPUStatus::default()
         };
         let agent = AgentStatus { gpus: vec![gpu("0000:01:00.0"), gpu("0000:02:00.0")], ..AgentStatus::default() };
-        let known = [("vms/launcher".to_owned(), Some("vms/a".to_owned()))].into();
-        let list = users(pods(&agent), &known);
+        let launcher = Launcher { uid: Some("5f0e-uid".to_owned()), instance: Some("vms/a".to_owned()) };
+        let known = [("vms/launcher".to_owned(), launcher)].into();
+        let users = users(pods(&agent), &known);
         let both = vec!["0000:01:00.0".to_owned(), "0000:02:00.0".to_owned()];
         let expected = GPUUser { pod: "vms/launcher".to_owned(), vmi: Some("vms/a".to_owned()), gpus: both };
-        assert_eq!(list, [expected]);
-        assert_eq!(Users { list, blockers: Vec::new() }.vm("0000:02:00.0"), Some("vms/a"));
+        assert_eq!(users.list, [expected]);
+        assert_eq!(users.vm("0000:02:00.0"), Some("vms/a"));
+        assert_eq!([users.name("5f0e-uid"), users.name("other-uid")], [Some("vms/launcher"), None]);
     }
 
     #[test]

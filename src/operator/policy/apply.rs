@@ -1,33 +1,45 @@
 //! Writes what was built, takes away what is built no more, and writes the statuses.
 
+use std::collections::BTreeSet;
+
 use crds::{
     conditions::Verdict,
     labels,
     v1::{ClusterPolicy, PolicyState},
-    v1alpha1::{CONFIG_NAME, GPUVirtConfig},
 };
-use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference},
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
 use kube::{
     Api, Resource, ResourceExt,
     api::{Patch, PatchParams},
-    runtime::reflector::ObjectRef,
 };
 use serde_json::json;
 
 use super::{
     Context, Error,
-    build::{MONITOR, Operands, ServiceMonitor},
+    build::{DEVICE_PLUGIN, MONITORS, MPS, Operands, ServiceMonitor, TOOLKIT},
     dereference::Dereferenced,
-    status::{Judgement, READY, config_status, policy_status},
+    status::{READY, policy_status},
 };
 use crate::{
     cluster::{apply::Applier, events::Notice, gone},
-    operator::{kubevirt::Wired, world::Guarded},
+    operator::world::Guarded,
 };
 
+/// Whose pods go through a restart of the container runtime, which a new toolkit brings: they change when it is done, so
+/// that a node does not lose both at once.
+const AFTER_TOOLKIT: [&str; 2] = [DEVICE_PLUGIN, MPS];
+
 /// ConfigMaps go first, since pods mount them. What nobody asks for any more is pruned: live objects are those that carry
-/// our label.
-pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Dereferenced) -> Result<(), Error> {
+/// our label. Returns the names of DaemonSets whose pods have to follow now, or are held back.
+pub(super) async fn apply(
+    applier: &Applier,
+    operands: &Operands,
+    live: &Dereferenced,
+) -> Result<BTreeSet<String>, Error> {
     for wanted in &operands.config_maps {
         applier.apply(wanted, named(&live.config_maps, wanted)).await?;
     }
@@ -41,15 +53,35 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
     for wanted in &operands.services {
         applier.apply(wanted, named(&live.services, wanted)).await?;
     }
+    let mut changing = BTreeSet::new();
+    let mut toolkit = live.daemon_sets.iter().any(|set| set.name_any() == TOOLKIT && rolls(set));
     for wanted in &operands.daemon_sets {
-        applier.apply(wanted, named(&live.daemon_sets, wanted)).await?;
-    }
-    match &operands.monitor {
-        Some(wanted) => applier.apply_unwatched(wanted).await?,
-        None if live.service_monitors && !operands.kept.iter().any(|kept| kept == MONITOR) => {
-            applier.absent::<ServiceMonitor>(MONITOR).await?;
+        let (name, there) = (wanted.name_any(), named(&live.daemon_sets, wanted));
+        if let Some(there) = there
+            && toolkit
+            && AFTER_TOOLKIT.contains(&name.as_str())
+        {
+            // Another pod template waits; nothing else of it can change.
+            if applier.would_change(wanted, there) {
+                tracing::info!(name, "waits for the rollout of {TOOLKIT}");
+                changing.insert(name);
+            }
+            continue;
         }
-        None => {}
+        if applier.apply(wanted, there).await? && there.is_some() {
+            toolkit = toolkit || name == TOOLKIT;
+            changing.insert(name);
+        }
+    }
+    for wanted in &operands.monitors {
+        applier.apply_unwatched(wanted).await?;
+    }
+    let settled = |name: &str| {
+        operands.monitors.iter().any(|wanted| wanted.name_any() == name)
+            || operands.kept.iter().any(|kept| kept == name)
+    };
+    for name in MONITORS.into_iter().filter(|name| live.service_monitors && !settled(name)) {
+        applier.absent::<ServiceMonitor>(name).await?;
     }
     let kept = |name: String| operands.kept.contains(&name);
     let surplus = live.daemon_sets.iter().filter(|live| named(&operands.daemon_sets, live.as_ref()).is_none());
@@ -73,7 +105,17 @@ pub(super) async fn apply(applier: &Applier, operands: &Operands, live: &Derefer
             applier.delete(surplus.as_ref()).await?;
         }
     }
-    Ok(())
+    Ok(changing)
+}
+
+/// Whether its controller has not brought every pod to what was written last.
+fn rolls(set: &DaemonSet) -> bool {
+    let status = set.status.clone().unwrap_or_default();
+    let desired = status.desired_number_scheduled;
+    status.observed_generation < set.metadata.generation
+        || status.updated_number_scheduled.unwrap_or(0) < desired
+        // In a large cluster some node always has a trouble of its own.
+        || status.number_ready < desired - desired / 10
 }
 
 /// Those that the operator has made.
@@ -134,31 +176,5 @@ pub(super) fn reference(policy: &ClusterPolicy) -> ObjectReference {
         name: Some(policy.name_any()),
         uid: policy.uid(),
         ..ObjectReference::default()
-    }
-}
-
-/// The report per operand and mode, where the user has made the object that holds it.
-pub(super) async fn write_config_status(context: &Context, judgement: &Judgement, wired: &Wired) -> Result<(), Error> {
-    let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return Ok(()) };
-    let Ok(config) = &guarded.0 else { return Ok(()) };
-    let now = Time(Timestamp::now());
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, wired, &now);
-    if config.status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let api: Api<GPUVirtConfig> = Api::all(context.client.clone());
-    let patch = json!({
-        "apiVersion": GPUVirtConfig::api_version(&()),
-        "kind": GPUVirtConfig::kind(&()),
-        "metadata": {"name": CONFIG_NAME, "uid": config.uid()},
-        "status": status,
-    });
-    let params = PatchParams::apply(labels::OPERATOR_MANAGER).force();
-    match api.patch_status(CONFIG_NAME, &params, &Patch::Apply(&patch)).await {
-        Ok(_) => Ok(()),
-        Err(error) if gone(&error) => Ok(()),
-        Err(source) => {
-            Err(Error::Status { kind: "GPUVirtConfig", name: CONFIG_NAME.to_owned(), source: Box::new(source) })
-        }
     }
 }

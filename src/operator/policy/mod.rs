@@ -4,9 +4,12 @@
 
 mod apply;
 mod build;
+mod config;
 mod dereference;
 mod facts;
+mod failing;
 mod image;
+mod metrics;
 mod nvidia_drivers;
 mod openshift;
 mod schema;
@@ -16,7 +19,11 @@ mod status_tests;
 mod teardown;
 mod validate;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use crds::{
     conditions::Verdict,
@@ -24,7 +31,8 @@ use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, PolicyState},
     v1alpha1::KubeVirtMode,
 };
-use kube::{Client, ResourceExt, core::error_boundary::InvalidObject};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Client, ResourceExt, core::error_boundary::InvalidObject, runtime::watcher};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -33,6 +41,7 @@ use tokio::{
 pub use self::{
     build::{AGENT, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
+    metrics::Metrics,
     nvidia_drivers::Watched as NVIDIADriverWatch,
     openshift::Watched as OpenShiftWatch,
 };
@@ -45,6 +54,7 @@ use self::{
 use super::{
     kubevirt::{self, Wired, Wiring},
     node::mode::NodePolicy,
+    pod_watches::PodWatches,
     world::World,
 };
 use crate::cluster::{apply::Applier, events::Events};
@@ -75,6 +85,13 @@ pub struct Context {
     pub schema: Verdict,
     pub kubevirt: Wiring,
     pub runtimes: Runtimes,
+    /// Pods of operands that are not ready.
+    pub pods: PodWatches,
+    /// This controller's own call.
+    pub due: Arc<Notify>,
+    pub metrics: Metrics,
+    /// Of the chart, if the operator was installed by it.
+    pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
     pub openshift: OpenShiftWatch,
     /// Told to the node controller.
@@ -85,6 +102,11 @@ impl Context {
     pub async fn schema_verdict(client: &Client) -> Verdict {
         schema::verdict(client).await
     }
+
+    /// What is looked at of the pods of operands that are not ready.
+    pub fn pods(client: &Client, namespace: &str) -> PodWatches {
+        PodWatches::new(client.clone(), namespace, failing::slim)
+    }
 }
 
 /// Changes of one moment (twenty nodes that report at once) are one piece of work.
@@ -92,7 +114,8 @@ const SETTLE: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Runs for as long as the process does.
-pub async fn run(context: Arc<Context>, due: Arc<Notify>, nodes_due: impl Fn()) {
+pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
+    let due = context.due.clone();
     loop {
         if let Err(error) = reconcile(&context, &nodes_due).await {
             tracing::warn!(error = crate::chain(&error), "policy not reconciled, trying again");
@@ -154,8 +177,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
         });
     }
     let operands = build::build(&validated.settings, &context.installation);
-    apply::apply(&context.applier, &operands, &dereferenced).await?;
-    let judgement = judged(context, &validated.problems, &operands, &dereferenced);
+    let changing = apply::apply(&context.applier, &operands, &dereferenced).await?;
+    let judgement = judged(context, &validated.problems, &operands, &dereferenced, &changing);
+    context.metrics.measure(&judgement);
+    look_at_pods(context, &operands, &judgement);
     // A config that does not decode may say Off: others' objects are then left as they are.
     let mode = dereferenced.config.as_ref().map_or(KubeVirtMode::Report, |config| config.kubevirt.mode);
     let wiring = context.kubevirt.serve(&dereferenced.gpu_nodes, dereferenced.all_read, mode).await;
@@ -181,7 +206,7 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     )
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
-    apply::write_config_status(context, &judgement, &wired).await?;
+    config::report(context, &judgement, &wired).await?;
     wiring.map(drop).map_err(Error::KubeVirt)
 }
 
@@ -190,6 +215,7 @@ fn judged(
     problems: &[validate::Problem],
     operands: &build::Operands,
     dereferenced: &Dereferenced,
+    changing: &BTreeSet<String>,
 ) -> Judgement {
     let node_labels = dereferenced
         .gpu_nodes
@@ -199,13 +225,35 @@ fn judged(
             Some((gpu_node.name_any(), node.labels().clone()))
         })
         .collect();
+    let pods: BTreeMap<String, Vec<Arc<Pod>>> = operands
+        .daemon_sets
+        .iter()
+        .filter_map(|set| Some((set.name_any(), context.pods.get(&set.name_any())?)))
+        .collect();
     judge(&Facts {
         problems,
         wanted: operands,
         live: &dereferenced.daemon_sets,
         gpu_nodes: &dereferenced.gpu_nodes,
         node_labels: &node_labels,
+        pods: &pods,
+        changing,
     })
+}
+
+/// Only those of operands that are not ready, and only while they are not.
+fn look_at_pods(context: &Context, operands: &build::Operands, judgement: &Judgement) {
+    let waiting = judgement.operands.iter().filter(|operand| !operand.reason.is_empty() && operand.desired > 0);
+    let waiting: BTreeSet<&str> = waiting.map(|operand| operand.name.as_str()).collect();
+    for set in operands.daemon_sets.iter().filter(|set| waiting.contains(set.name_any().as_str())) {
+        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.as_ref());
+        let selector: Vec<String> =
+            selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+        let due = context.due.clone();
+        let config = watcher::Config::default().labels(&selector.join(","));
+        context.pods.watch(&set.name_any(), config, move || due.notify_one());
+    }
+    context.pods.forget_others(&waiting);
 }
 
 async fn ignore(context: &Context, policy: &ClusterPolicy, oldest: &str) -> Result<(), Error> {

@@ -1,18 +1,28 @@
 //! What became of a policy: `ready` only when it is. Pure.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crds::{
     WorkloadMode,
     conditions::{Verdict, merge},
     labels,
     v1::{ClusterPolicy, ClusterPolicyStatus, PolicyState},
-    v1alpha1::{GPUNode, GPUVirtConfigStatus, ModeStatus, OperandStatus},
+    v1alpha1::{FailingPod, GPUNode, GPUVirtConfigStatus, ModeStatus, OperandStatus},
 };
-use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::apis::meta::v1::Time};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::Pod},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 use kube::ResourceExt;
 
-use super::{build::Operands, validate::Problem};
+use super::{
+    build::Operands,
+    failing::{Rank, worst},
+    validate::Problem,
+};
 use crate::operator::kubevirt::Wired;
 
 pub const READY: &str = "Ready";
@@ -26,11 +36,18 @@ pub const SCHEMA_COMPLETE: &str = "SchemaComplete";
 pub struct Facts<'a> {
     pub problems: &'a [Problem],
     pub wanted: &'a Operands,
-    pub live: &'a [std::sync::Arc<DaemonSet>],
+    pub live: &'a [Arc<DaemonSet>],
     pub gpu_nodes: &'a [GPUNode],
     /// Labels of every node that has a `GPUNode`.
     pub node_labels: &'a BTreeMap<String, BTreeMap<String, String>>,
+    /// Pods of operands that are not ready, as far as they have been looked at.
+    pub pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
+    /// DaemonSets that were written just now, or are held back: what the cache says of them is old.
+    pub changing: &'a BTreeSet<String>,
 }
+
+/// Of many nodes with the same trouble so many are written down: a status has to stay small.
+const REASONS: usize = 20;
 
 pub struct Judgement {
     pub verdict: Verdict,
@@ -39,20 +56,28 @@ pub struct Judgement {
 }
 
 pub fn judge(facts: &Facts<'_>) -> Judgement {
-    let operands: Vec<OperandStatus> = facts.wanted.daemon_sets.iter().map(|wanted| operand(wanted, facts)).collect();
+    let operands: Vec<(Option<Rank>, OperandStatus)> =
+        facts.wanted.daemon_sets.iter().map(|wanted| operand(wanted, facts)).collect();
     let modes = modes(facts.gpu_nodes);
     let verdict = verdict(facts, &operands, &modes);
-    Judgement { verdict, operands, modes }
+    Judgement { verdict, operands: operands.into_iter().map(|(_, operand)| operand).collect(), modes }
 }
 
-fn verdict(facts: &Facts<'_>, operands: &[OperandStatus], modes: &[ModeStatus]) -> Verdict {
+fn verdict(facts: &Facts<'_>, operands: &[(Option<Rank>, OperandStatus)], modes: &[ModeStatus]) -> Verdict {
     if let Some(first) = facts.problems.first() {
         let all: Vec<&str> = facts.problems.iter().map(|p| p.message.as_str()).collect();
         return Verdict::no(READY, first.reason, all.join("; "));
     }
-    let waiting: Vec<&str> = operands.iter().filter(|o| !o.reason.is_empty()).map(|o| o.message.as_str()).collect();
-    if !waiting.is_empty() {
-        return Verdict::no(READY, "OperandNotReady", waiting.join("; "));
+    // One that is broken before those that wait for it; of equals the one that others build upon, as they are listed.
+    let mut waiting: Vec<_> = operands.iter().filter(|(_, operand)| !operand.reason.is_empty()).collect();
+    waiting.sort_by_key(|(rank, _)| rank.unwrap_or(Rank::Waiting));
+    if let [(_, first), others @ ..] = waiting.as_slice() {
+        let others: Vec<&str> = others.iter().map(|(_, other)| other.name.as_str()).collect();
+        let others = match others.is_empty() {
+            true => String::new(),
+            false => format!("; not ready either: {}", others.join(", ")),
+        };
+        return Verdict::no(READY, "OperandNotReady", format!("{}{others}", first.message));
     }
     let reasons: Vec<&str> = modes.iter().flat_map(|m| &m.reasons).map(String::as_str).collect();
     if !reasons.is_empty() {
@@ -65,41 +90,57 @@ fn verdict(facts: &Facts<'_>, operands: &[OperandStatus], modes: &[ModeStatus]) 
     }
 }
 
-fn operand(wanted: &DaemonSet, facts: &Facts<'_>) -> OperandStatus {
+fn operand(wanted: &DaemonSet, facts: &Facts<'_>) -> (Option<Rank>, OperandStatus) {
     let name = wanted.name_any();
     let Some(live) = facts.live.iter().find(|live| live.name_any() == name) else {
-        return waiting(name.clone(), [0; 3], format!("DaemonSet {name} has not been created yet"));
+        let message = format!("DaemonSet {name} has not been created yet");
+        return (None, OperandStatus { name, reason: "NotReady".to_owned(), message, ..OperandStatus::default() });
     };
     let status = live.status.clone().unwrap_or_default();
     let asked = asking(wanted, facts.node_labels);
     let desired = status.desired_number_scheduled;
     let updated = status.updated_number_scheduled.unwrap_or(0);
     let ready = status.number_ready;
-    let counts = [desired, updated, ready];
-    if status.observed_generation < live.metadata.generation {
-        return waiting(name.clone(), counts, format!("DaemonSet {name} is being rolled out"));
+    let of = |message: String| OperandStatus {
+        name: name.clone(),
+        desired,
+        updated,
+        ready,
+        reason: "NotReady".to_owned(),
+        message,
+        failing: None,
+    };
+    if status.observed_generation < live.metadata.generation || facts.changing.contains(&name) {
+        return (None, of(format!("DaemonSet {name} is being rolled out")));
     }
     if let Some(asked) = asked
         && asked != desired
     {
-        return waiting(
-            name.clone(),
-            counts,
-            format!("DaemonSet {name} is scheduled on {desired} node(s), and the modes of {asked} ask for it"),
-        );
+        let message =
+            format!("DaemonSet {name} is scheduled on {desired} node(s), and the modes of {asked} ask for it");
+        return (None, of(message));
     }
-    if updated != desired || ready != desired {
-        return waiting(
-            name.clone(),
-            counts,
-            format!("DaemonSet {name}: {ready} of {desired} pod(s) ready, {updated} up to date"),
-        );
+    if updated == desired && ready == desired {
+        return (None, OperandStatus { reason: String::new(), ..of(String::new()) });
     }
-    OperandStatus { name, desired, updated, ready, reason: String::new(), message: String::new() }
+    let counts = format!("DaemonSet {name}: {ready} of {desired} pod(s) ready, {updated} up to date");
+    match facts.pods.get(&name).and_then(|pods| worst(pods)) {
+        None => (None, of(counts)),
+        Some((rank, failing)) => {
+            let message = format!("{counts}; {}", told(&failing));
+            (Some(rank), OperandStatus { failing: Some(failing), ..of(message) })
+        }
+    }
 }
 
-fn waiting(name: String, [desired, updated, ready]: [i32; 3], message: String) -> OperandStatus {
-    OperandStatus { name, desired, updated, ready, reason: "NotReady".to_owned(), message }
+fn told(failing: &FailingPod) -> String {
+    let FailingPod { node, pod, container, image, reason, message } = failing;
+    let whose = match container.is_empty() {
+        true => format!("pod {pod}"),
+        false => format!("container {container} of {pod} (image {image})"),
+    };
+    let message = if message.is_empty() { String::new() } else { format!(": {message}") };
+    format!("on node {node} {whose}: {reason}{message}")
 }
 
 /// Nodes whose deploy labels ask for the operand; `None` for one that is not gated.
@@ -136,6 +177,11 @@ fn of_mode(mode: WorkloadMode, gpu_nodes: &[GPUNode]) -> ModeStatus {
             false => status.reasons.push(format!("node {}: {message}", node.name_any())),
         }
     }
+    let unsaid = status.reasons.len().saturating_sub(REASONS);
+    if unsaid > 0 {
+        status.reasons.truncate(REASONS);
+        status.reasons.push(format!("and {unsaid} more node(s): kubectl get gpunodes"));
+    }
     status
 }
 
@@ -146,6 +192,7 @@ pub fn images_not_used(policy: &ClusterPolicy) -> Verdict {
         ("vfioManager", &spec.vfio_manager.component.container.image),
         ("sandboxDevicePlugin", &spec.sandbox_device_plugin.container.image),
         ("vgpuDeviceManager", &spec.vgpu_device_manager.component.container.image),
+        ("nodeStatusExporter", &spec.node_status_exporter.container.image),
         ("validator", &spec.validator.container.image),
         ("driver.manager", &spec.driver.manager.image),
     ];

@@ -1,6 +1,9 @@
 //! Readiness: one world in which all is well, and one thing wrong with it at a time.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crds::{
     WorkloadMode,
@@ -12,7 +15,7 @@ use crds::{
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus},
-        core::v1::{PodSpec, PodTemplateSpec},
+        core::v1::{Pod, PodSpec, PodTemplateSpec},
     },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
     jiff::Timestamp,
@@ -29,6 +32,8 @@ struct World {
     driver: DaemonSet,
     node: GPUNode,
     labels: BTreeMap<String, BTreeMap<String, String>>,
+    pods: BTreeMap<String, Vec<Arc<Pod>>>,
+    changing: BTreeSet<String>,
 }
 
 impl World {
@@ -66,7 +71,14 @@ impl World {
                 ..OperatorStatus::default()
             }),
         });
-        Self { problems: Vec::new(), driver, node, labels: [("n1".to_owned(), gated("true"))].into() }
+        Self {
+            problems: Vec::new(),
+            driver,
+            node,
+            labels: [("n1".to_owned(), gated("true"))].into(),
+            pods: BTreeMap::new(),
+            changing: BTreeSet::new(),
+        }
     }
 
     fn verdict(&self) -> Verdict {
@@ -79,6 +91,8 @@ impl World {
             live: &live,
             gpu_nodes: &nodes,
             node_labels: &self.labels,
+            pods: &self.pods,
+            changing: &self.changing,
         };
         judge(&facts).verdict
     }
@@ -111,6 +125,52 @@ fn a_pod_that_is_not_ready_counts() {
 }
 
 #[test]
+fn a_failing_pod_is_named_with_its_node_its_container_and_its_image() {
+    let mut world = World::well();
+    world.driver_status().number_ready = 0;
+    let pod = serde_json::json!({
+        "metadata": {"name": "nvidia-driver-daemonset-x"}, "spec": {"nodeName": "n1", "containers": []},
+        "status": {"phase": "Pending", "containerStatuses": [{
+            "name": "nvidia-driver-ctr", "image": "registry/driver:1", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
+        }]},
+    });
+    let pod = Arc::new(serde_json::from_value(pod).unwrap());
+    world.pods.insert("nvidia-driver-daemonset".to_owned(), vec![pod]);
+    assert_eq!(
+        not_ready(&world).message,
+        "DaemonSet nvidia-driver-daemonset: 0 of 1 pod(s) ready, 1 up to date; on node n1 container nvidia-driver-ctr of nvidia-driver-daemonset-x (image registry/driver:1): ImagePullBackOff: not found"
+    );
+}
+
+#[test]
+fn a_thousand_nodes_with_the_same_trouble_leave_a_small_status() {
+    let mut world = World::well();
+    let operator = world.operator();
+    "False".clone_into(&mut operator.ready);
+    "no driver".clone_into(&mut operator.message);
+    let nodes: Vec<GPUNode> = (0..1000)
+        .map(|number| {
+            let mut node = world.node.clone();
+            node.metadata.name = Some(format!("n{number}"));
+            node
+        })
+        .collect();
+    let facts = Facts {
+        problems: &[],
+        wanted: &Operands::default(),
+        live: &[],
+        gpu_nodes: &nodes,
+        node_labels: &world.labels,
+        pods: &world.pods,
+        changing: &world.changing,
+    };
+    let mode = &judge(&facts).modes[0];
+    assert_eq!((mode.nodes, mode.reasons.len()), (1000, 21));
+    assert!(mode.reasons[20].contains("980 more"), "{}", mode.reasons[20]);
+}
+
+#[test]
 fn a_pod_of_an_old_revision_counts() {
     let mut world = World::well();
     world.driver_status().updated_number_scheduled = Some(0);
@@ -121,6 +181,13 @@ fn a_pod_of_an_old_revision_counts() {
 fn a_status_of_an_old_generation_says_nothing() {
     let mut world = World::well();
     world.driver_status().observed_generation = Some(1);
+    assert!(not_ready(&world).message.contains("rolled out"));
+}
+
+#[test]
+fn a_set_that_was_written_just_now_is_not_ready_by_what_was_known_of_it_before() {
+    let mut world = World::well();
+    world.changing.insert("nvidia-driver-daemonset".to_owned());
     assert!(not_ready(&world).message.contains("rolled out"));
 }
 

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{Context, Error, apply, build, dereference::dereference, status};
+use super::{Context, Error, apply, build, config, dereference::dereference, status};
 use crate::{
     cluster::gone,
     operator::{
@@ -84,7 +84,9 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
         context.applier.delete_cluster(live).await?;
     }
     if dereferenced.service_monitors {
-        context.applier.absent::<build::ServiceMonitor>(build::MONITOR).await?;
+        for name in build::MONITORS {
+            context.applier.absent::<build::ServiceMonitor>(name).await?;
+        }
     }
     for gpu_node in &dereferenced.gpu_nodes {
         forget_node(context, policy, gpu_node).await?;
@@ -100,6 +102,7 @@ pub(super) async fn teardown(context: &Context, policy: &ClusterPolicy) -> Resul
         Ok(Withdrawn::NotYet) => tracing::warn!("KubeVirt's objects cannot be read: entries of ours may stay there"),
         Err(error) => tracing::warn!(error = crate::chain(&error), "entries of ours may stay in permittedHostDevices"),
     }
+    config::withdraw(context).await?;
     tracing::info!(policy = policy.name_any(), forced, "torn down");
     drop_finalizer(context, policy).await
 }

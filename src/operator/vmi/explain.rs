@@ -8,10 +8,13 @@ use serde::Serialize;
 
 use super::{
     instance::{Instance, Progress},
-    spelling,
+    layouts,
     supply::{self, Standing},
 };
-use crate::operator::kubevirt::{Device, Permitted};
+use crate::operator::{
+    kubevirt::{self, Permitted},
+    spelling,
+};
 
 /// What is known when the question is asked.
 pub struct Facts<'a> {
@@ -46,6 +49,8 @@ pub enum Reason {
     GPUInUse,
     NodeInTransition,
     GPUUnhealthy,
+    /// A node was to have such vGPUs, and its layout failed.
+    VGPULayoutFailed,
     /// The node's kubelet refused the pod, as a rule because the agent refused the device.
     RefusedByNode,
     /// Its GPUs are there: something else keeps it.
@@ -66,6 +71,7 @@ impl Reason {
             Self::GPUInUse => "GPUInUse",
             Self::NodeInTransition => "NodeInTransition",
             Self::GPUUnhealthy => "GPUUnhealthy",
+            Self::VGPULayoutFailed => "VGPULayoutFailed",
             Self::RefusedByNode => "RefusedByNode",
             Self::NotTheGPU => "NotTheGPU",
         }
@@ -80,6 +86,7 @@ impl Reason {
             | Self::GPUInUse
             | Self::NodeInTransition
             | Self::GPUUnhealthy
+            | Self::VGPULayoutFailed
             | Self::RefusedByNode => true,
             Self::Runs | Self::Starting | Self::Ended | Self::NoGPURequested | Self::NotTheGPU => false,
         }
@@ -153,7 +160,7 @@ pub fn blocks_drain(instance: &Instance) -> Option<String> {
     let waits = instance.live_migrate && !instance.asks.is_empty() && instance.progress == Progress::Runs;
     waits.then(|| {
         format!(
-            "VM {} has evictionStrategy LiveMigrate and a GPU, with which it cannot migrate: a drain of its node waits until the VM is stopped; set evictionStrategy: None, and a drain shuts it down",
+            "VM {} has evictionStrategy LiveMigrate and a GPU, with which it cannot migrate: a drain of its node waits until the VM is stopped; set evictionStrategy: None on the VM (without a strategy of its own it starts with KubeVirt's spec.configuration.evictionStrategy) and start it anew, and a drain shuts it down",
             instance.key()
         )
     })
@@ -242,24 +249,24 @@ fn refused(facts: &Facts<'_>, words: &str) -> (Reason, String) {
 
 fn permits(permitted: &Permitted, resource: &str) -> bool {
     permitted.unset
-        || permitted.pci.iter().any(|entry| !entry.disabled && entry.device.resource == resource)
+        || permitted.entries.iter().any(|entry| !entry.disabled && entry.device.resource == resource)
         || permitted.others.iter().any(|other| other.resource == resource)
 }
 
 fn to_permit(facts: &Facts<'_>, permitted: &Permitted, resource: &str) -> String {
     let place = &permitted.place;
-    let gpus = facts.gpu_nodes.iter().filter_map(|node| node.status.as_ref()?.agent.as_ref()).flat_map(|a| &a.gpus);
-    let ids: BTreeSet<&str> =
-        gpus.filter(|gpu| gpu.resource.as_deref() == Some(resource)).map(|g| g.id.as_str()).collect();
-    let entries: Vec<String> =
-        ids.iter().map(|id| Device::new(id, resource).entry(place.dialect).to_string()).collect();
-    format!("{place} does not permit {resource}: add {} to {}", entries.join(" and "), place.list())
+    let known = kubevirt::devices(facts.gpu_nodes);
+    let entries = known.iter().filter(|device| device.resource == resource);
+    let entries =
+        entries.map(|device| format!("{} to {}", device.entry(place.dialect), place.list(device.selector.list)));
+    let entries: Vec<String> = entries.collect();
+    format!("{place} does not permit {resource}: add {}", entries.join(" and "))
 }
 
 /// A resource that no GPU is known by.
 fn unknown(facts: &Facts<'_>, resource: &str) -> Option<(Reason, String)> {
     let names = supply::names(facts.gpu_nodes);
-    if names.contains(resource) {
+    if names.contains(resource) || layouts::is_known(facts.gpu_nodes, resource) {
         return None;
     }
     let why = if let Some(meant) = spelling::nearest(resource, names.iter().copied()) {
@@ -291,7 +298,10 @@ fn unschedulable(facts: &Facts<'_>, words: &str) -> (Reason, String) {
         Standing::InTransition(_) => Reason::NodeInTransition,
         Standing::InUse(_) => Reason::GPUInUse,
         Standing::Unhealthy(_) => Reason::GPUUnhealthy,
-        Standing::OtherMode(_) | Standing::TooFew(_) | Standing::Lacks => Reason::NoNodeHasGPU,
+        Standing::LayoutFailed(_) => Reason::VGPULayoutFailed,
+        Standing::OtherLayout(_) | Standing::OtherMode(_) | Standing::TooFew(_) | Standing::Lacks => {
+            Reason::NoNodeHasGPU
+        }
     };
     (reason, message)
 }
@@ -321,7 +331,8 @@ fn nodes(facts: &Facts<'_>, instance: &Instance) -> (Standing, String) {
         Standing::InTransition(_) => format!("{wanted}, and the node that has them changes: {said}"),
         Standing::InUse(_) => format!("{wanted}, and too few are free: {said}; one of those VMs has to end first"),
         Standing::Unhealthy(_) => format!("{wanted}, and too few can be given out: {said}"),
-        Standing::OtherMode(_) => format!("no node gives {wanted} to VMs: {said}"),
+        Standing::LayoutFailed(_) => format!("{wanted} could not be made: {said}"),
+        Standing::OtherLayout(_) | Standing::OtherMode(_) => format!("no node gives {wanted} to VMs: {said}"),
         Standing::TooFew(_) => format!("no node has {wanted}: {said}"),
         Standing::Lacks => format!("no node has {wanted} together"),
     };
@@ -333,6 +344,8 @@ fn words(standing: &Standing) -> Option<&str> {
         Standing::InTransition(words)
         | Standing::InUse(words)
         | Standing::Unhealthy(words)
+        | Standing::LayoutFailed(words)
+        | Standing::OtherLayout(words)
         | Standing::OtherMode(words)
         | Standing::TooFew(words) => Some(words),
         Standing::Fits | Standing::Lacks => None,

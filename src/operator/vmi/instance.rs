@@ -73,7 +73,9 @@ pub struct Instance {
     /// Resource names that it asks for by name, and how many of each.
     pub asks: BTreeMap<String, usize>,
     pub progress: Progress,
-    /// A node's drain tries to migrate it, and waits for that.
+    /// A node's drain tries to migrate it, and waits for that. KubeVirt's webhook writes the cluster's default
+    /// (`spec.configuration.evictionStrategy`) into every instance without a strategy of its own, on its creation
+    /// (1.8: `pkg/defaults`), and what is there then counts for its whole life.
     pub live_migrate: bool,
 }
 

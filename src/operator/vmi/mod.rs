@@ -12,8 +12,8 @@ pub mod explain;
 mod follow;
 mod instance;
 mod instances;
+mod layouts;
 pub mod look;
-mod spelling;
 mod supply;
 #[cfg(test)]
 mod tests;

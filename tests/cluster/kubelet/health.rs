@@ -64,7 +64,7 @@ fn a_gpu_that_is_not_well_is_withdrawn_with_its_reason_and_comes_back_by_itself(
 }
 
 /// A pod of the node that asks for GPUs.
-async fn pod(t: &Turn, name: &str, gpus: u32) -> Api<Pod> {
+pub(super) async fn pod(t: &Turn, name: &str, gpus: u32) -> Api<Pod> {
     let pods: Api<Pod> = t.ours();
     let _ = pods.delete(name, &DeleteParams::default().grace_period(0)).await;
     let limits = json!({T4: gpus.to_string()});

@@ -20,7 +20,7 @@ use crate::support::{
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 const REGISTERED: &str = "registered with the kubelet";
 
-fn capacity(node: &Node) -> Option<&str> {
+pub(super) fn capacity(node: &Node) -> Option<&str> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?;
     capacity.get(T4).map(|quantity| quantity.0.as_str())
 }

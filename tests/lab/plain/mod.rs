@@ -4,6 +4,7 @@ mod agent;
 mod bindings;
 mod interrupted;
 mod refusals;
+mod vgpu;
 
 use std::{
     collections::BTreeMap,
@@ -80,14 +81,11 @@ fn plain(test: impl FnOnce(&Plain) + Send) {
     });
 }
 
-/// As [`plain`], on a machine of its own with these words on the kernel's command line.
-fn plain_with(append: &str, test: impl FnOnce(&Plain) + Send) {
-    let run = async || {
-        let plain = Plain::boot(Some(append)).unwrap_or_else(|error| panic!("no machine: {error}"));
-        test(&plain);
-        plain.end();
-    };
-    alone(run, || {});
+/// As [`plain`], beside whatever else runs, on a machine of its own with these words on the kernel's command line.
+fn plain_with(append: &str, test: impl FnOnce(&Plain)) {
+    let plain = Plain::boot(Some(append)).unwrap_or_else(|error| panic!("no machine: {error}"));
+    test(&plain);
+    plain.end();
 }
 
 impl Plain {
@@ -223,6 +221,7 @@ impl Plain {
         let shell = r#"
             cd /sys/bus/pci
             killall -q -9 gpuvirt switch hide hold kubelet
+            [ ! -d /sys/module/nvidia_vgpu_vfio ] || rmmod nvidia_vgpu_vfio
             echo >/sys/module/pciid/parameters/gone
             echo 1 >rescan
             for d in devices/*; do

@@ -13,9 +13,9 @@ use crate::pcie::{Aer, Presence};
 use crate::plan::{Binding, World, plan};
 use crate::testing::Machine;
 use crate::verify::deviations;
-use crate::vgpu::{Mdev, VgpuParent};
+use crate::vgpu::{self, Layout, Mdev, VgpuParent, VgpuWorld};
 
-const MACHINES: [&str; 17] = [
+const MACHINES: [&str; 19] = [
     "a2-sriov",
     "eight-h200",
     "eight-t4",
@@ -25,15 +25,55 @@ const MACHINES: [&str; 17] = [
     "l40s-vgpu",
     "mi300x",
     "rtx-4000",
+    "rtx-pro-6000",
     "same-names",
     "six-rtx-3090",
     "troubled",
     "tu116",
     "twins",
     "two-a40",
+    "two-t4-vgpu",
     "two-vendors",
     "v100",
 ];
+
+/// How many of which type.
+type Asked = &'static [(&'static str, u32)];
+
+/// Machine, GPU and layout: what the configs of users ask of such boards.
+const LAYOUTS: [(&str, &str, Asked); 14] = [
+    ("a2-sriov", "0000:08:00.0", &[("A2-4Q", 4)]),
+    ("a2-sriov", "0000:08:00.0", &[("A2-4Q", 1), ("A2-4C", 1), ("A2-4A", 2)]),
+    ("a2-sriov", "0000:08:00.0", &[("A2-8Q", 2)]),
+    ("a2-sriov", "0000:08:00.0", &[]),
+    ("eight-t4", "0000:18:00.0", &[("T4-1Q", 16)]),
+    ("l40s-vgpu", "0000:26:00.0", &[("L40S-24Q", 2)]),
+    ("l40s-vgpu", "0000:26:00.0", &[("L40S-48Q", 1)]),
+    ("rtx-pro-6000", "0000:41:00.0", &[("DC-3Q", 1), ("DC-3A", 1)]),
+    ("rtx-pro-6000", "0000:41:00.0", &[("DC-3Q", 1), ("DC-6Q", 1)]),
+    ("rtx-pro-6000", "0000:41:00.0", &[("DC-1-24CGFX", 1)]),
+    ("two-t4-vgpu", "0000:3b:00.0", &[("T4-1Q", 16)]),
+    ("two-t4-vgpu", "0000:3b:00.0", &[("T4-1Q", 17)]),
+    ("two-t4-vgpu", "0000:3b:00.0", &[("T4-1Q", 1), ("T4-1B", 1), ("nvidia-229", 1)]),
+    ("two-t4-vgpu", "0000:af:00.0", &[("T4-2Q", 8)]),
+];
+
+/// What would be done for each layout, from one look.
+fn layouts(name: &str, world: &VgpuWorld<'_>) -> String {
+    let mut text = String::new();
+    for (_, gpu, counts) in LAYOUTS.iter().filter(|(machine, ..)| *machine == name) {
+        let layout: Layout = counts.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect();
+        let asked: Vec<_> = layout.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        writeln!(text, "\n{gpu} with vGPUs: {}", if asked.is_empty() { "none".to_owned() } else { asked.join(", ") })
+            .unwrap();
+        match vgpu::plan(world, gpu.parse().unwrap(), &layout) {
+            Err(refusal) => writeln!(text, "  refused ({}): {refusal}", refusal.reason()).unwrap(),
+            Ok(steps) if steps.is_empty() => writeln!(text, "  nothing to do").unwrap(),
+            Ok(steps) => steps.iter().for_each(|step| writeln!(text, "  {step}").unwrap()),
+        }
+    }
+    text
+}
 
 #[test]
 fn every_described_machine_is_understood_and_planned_for_as_before() {
@@ -55,6 +95,11 @@ fn every_described_machine_is_understood_and_planned_for_as_before() {
                 }
             }
         }
+        let mut journal = Journal::in_memory();
+        journal.learn_vgpu_types(&inventory).unwrap();
+        let held = vgpu::vgpu_holders(&inventory, &holders);
+        let (inventory, gpu_holders, journal, node) = (&inventory, &holders, &journal, "node-1");
+        text += &layouts(name, &VgpuWorld { inventory, holders: &held, gpu_holders, journal, node });
         insta::with_settings!({ snapshot_path => "../../fixtures", prepend_module_to_snapshot => false, omit_expression => true }, {
             insta::assert_snapshot!(name, text);
         });
@@ -160,7 +205,7 @@ fn vgpus(text: &mut String, inventory: &Inventory, gpu: &Function) {
     for (kind, count) in kinds {
         writeln!(text, "  vgpu on {count} function(s) by {kind}").unwrap();
     }
-    for (uuid, Mdev { parent, type_id, iommu_group }) in &inventory.mdevs {
+    for (uuid, Mdev { parent, type_id, iommu_group, .. }) in &inventory.mdevs {
         if parts.clone().any(|function| Some(function.address) == *parent) {
             let (on, kind) = (parent.unwrap(), type_id.as_deref().unwrap_or("no type"));
             writeln!(text, "  mdev {uuid} of {kind} on {on}, group {}", iommu_group.unwrap()).unwrap();

@@ -6,6 +6,7 @@ mod holding;
 mod observing;
 mod planning;
 mod topologies;
+mod vgpus;
 mod waiting;
 
 use std::collections::BTreeMap;

@@ -222,8 +222,12 @@ fn both_vgpu_frameworks_are_told_from_each_other_and_from_none() {
 fn mediated_devices_are_listed_with_their_parent() {
     let inventory = observe(&Machine::described("a2-sriov"));
     let mdev = &inventory.mdevs["f715f63c-0d00-4007-9c5a-b07b0c6c05de"];
-    let expected =
-        Mdev { parent: Some(at("0000:08:00.4")), type_id: Some("nvidia-754".to_owned()), iommu_group: Some(106) };
+    let expected = Mdev {
+        parent: Some(at("0000:08:00.4")),
+        type_id: Some("nvidia-754".to_owned()),
+        iommu_group: Some(106),
+        vfio_dev: None,
+    };
     assert_eq!((inventory.mdevs.len(), mdev), (3, &expected));
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "opens the other end of what a read waits for")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::at;
 use crate::holders::holders;
@@ -35,8 +35,10 @@ fn hang(machine: &Machine, path: &str) {
 }
 
 /// Long enough for what does answer, on a machine with other work.
+const DEADLINE: Duration = Duration::from_secs(1);
+
 fn hasty(machine: &Machine) -> Root {
-    Root::new(machine.path()).unwrap().with_deadline(Duration::from_secs(1))
+    Root::new(machine.path()).unwrap().with_deadline(DEADLINE)
 }
 
 /// What is seen of the T4 whose attribute waits: at the first look and at later ones.
@@ -68,6 +70,29 @@ fn a_device_that_does_not_answer_is_an_error_and_the_others_are_served() {
             scope.spawn(move || waits(attribute, known));
         }
     });
+}
+
+#[test]
+fn four_devices_that_hang_at_once_cost_the_first_look_little_more_than_one() {
+    let took = |addresses: &[&str]| {
+        let machine = Machine::described("eight-t4");
+        for address in addresses {
+            hang(&machine, &format!("/sys/bus/pci/devices/{address}/driver_override"));
+        }
+        let host = hasty(&machine);
+        let began = Instant::now();
+        let inventory = observe(&host);
+        let took = began.elapsed();
+        let late: Vec<_> = inventory.functions.values().filter(|f| f.late).map(|f| f.address.to_string()).collect();
+        assert_eq!((late, inventory.gpus().len()), (addresses.iter().map(|a| (*a).to_owned()).collect(), 8));
+        took
+    };
+    let (one, four) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| took(&["0000:35:00.0"]));
+        let four = scope.spawn(|| took(&["0000:18:00.0", "0000:35:00.0", "0000:e7:00.0", "0000:f5:00.0"]));
+        (one.join().unwrap(), four.join().unwrap())
+    });
+    assert!(four < one + DEADLINE / 2, "{four:?} and {one:?}");
 }
 
 #[test]

@@ -33,7 +33,9 @@ impl Node {
     /// `against`: what the host has against a device.
     fn with(against: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let recheck = move |ids: &[String]| ids.iter().filter_map(|id| Some((id.clone(), against(id)?))).collect();
+        let recheck = move |devices: &[Device]| {
+            devices.iter().filter_map(|device| Some((device.id.clone(), against(&device.id)?))).collect()
+        };
         let (plugins, shutdown) = start_in(dir.path(), Arc::new(recheck));
         Self { dir, plugins, shutdown }
     }
@@ -118,6 +120,7 @@ fn gpu(n: u32) -> Device {
         others: vec![],
         path: vec![],
         egm: None,
+        partition: None,
     }
 }
 

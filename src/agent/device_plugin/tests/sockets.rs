@@ -166,7 +166,7 @@ async fn a_wiped_directory_ends_nothing_while_the_kubelet_still_reads() {
 async fn a_directory_that_is_removed_and_made_again_is_served_again() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("device-plugins");
-    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[String]| BTreeMap::new()));
+    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[Device]| BTreeMap::new()));
     plugins.offer(offer_of(&[(T4, &[1])]));
     let missing = |state: Option<&PluginState>| state.is_some_and(|state| !state.registered);
     until_state(plugins.subscribe(), T4, "a word about waiting", missing).await;
@@ -257,7 +257,7 @@ async fn sockets_of_an_earlier_run_are_replaced_and_those_of_others_are_left() {
         drop(std::os::unix::net::UnixListener::bind(path).unwrap());
     }
 
-    let (plugins, _shutdown) = start_in(dir.path(), Arc::new(|_: &[String]| BTreeMap::new()));
+    let (plugins, _shutdown) = start_in(dir.path(), Arc::new(|_: &[Device]| BTreeMap::new()));
     plugins.offer(offer_of(&[(T4, &[1])]));
 
     kubelet.until(T4, "the device", |seen| seen.ids() == [id(1)]).await;
@@ -270,7 +270,7 @@ async fn a_directory_too_deep_for_a_socket_is_said() {
     let dir = parent.path().join("d".repeat(120));
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("kubelet.sock"), "").unwrap();
-    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[String]| BTreeMap::new()));
+    let (plugins, _shutdown) = start_in(&dir, Arc::new(|_: &[Device]| BTreeMap::new()));
 
     plugins.offer(offer_of(&[(T4, &[1])]));
 

@@ -124,5 +124,7 @@ fn a_list_that_cannot_be_read_is_an_error_and_not_an_empty_one() {
     let list = "spec.configuration.permittedHostDevices.pciHostDevices";
     assert_eq!(at(&world), format!("{list}[1].pciVendorSelector"));
     world.permits(json!({"pciHostDevices": [nic(), {"pciVendorSelector": "10DE:1EB8"}]}));
+    assert_eq!(at(&world), format!("{list}[1].resourceName"));
+    world.permits(json!({"pciHostDevices": {}}));
     assert_eq!(at(&world), list);
 }

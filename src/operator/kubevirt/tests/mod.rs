@@ -1,6 +1,7 @@
 //! One world in which all is well, and one thing different in it at a time.
 
 mod conflicts;
+mod vgpus;
 
 use std::collections::BTreeMap;
 

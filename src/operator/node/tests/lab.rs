@@ -6,15 +6,19 @@ use crds::{
     WorkloadMode, labels,
     v1alpha1::{
         Advertise, AgentStatus, GPUNode, GPUNodeSpec, GPUNodeStatus, GPUStatus, Holder, NodePhase, OperatorStatus,
-        Refusal, ResourceStatus,
+        Refusal, ResourceStatus, VgpuProgress, VgpuState,
     },
 };
 
-use crate::operator::node::{
-    decide::{Decision, Observed, OperandPod, decide},
-    gates::SandboxMode,
-    mode::{NodePolicy, Sandbox},
-    users::Users,
+use crate::operator::transition::Leave;
+use crate::operator::{
+    node::{
+        decide::{Decision, Observed, OperandPod, decide},
+        gates::SandboxMode,
+        mode::{NodePolicy, Sandbox},
+        users::Users,
+    },
+    vgpu,
 };
 
 pub(super) const GPU: &str = "0000:01:00.0";
@@ -29,9 +33,23 @@ pub(super) struct Lab {
     pub(super) policy: NodePolicy,
     /// What the agent answers to an order for another mode.
     pub(super) refusal: Option<Refusal>,
+    /// The policy's vGPU layouts.
+    pub(super) layouts: Option<vgpu::File>,
+    /// Why the agent cannot follow a vGPU layout.
+    pub(super) vgpu_failure: Option<String>,
     /// Everything that was decided, oldest first.
     pub(super) history: Vec<Decision>,
 }
+
+pub(super) fn layouts(text: &str) -> vgpu::Config {
+    vgpu::Config::parse(text).expect("layouts")
+}
+
+pub(super) const LAYOUTS: &str = "version: v1
+vgpu-configs:
+  default: [{devices: all, vgpu-devices: {A10-12Q: 2}}]
+  small: [{devices: all, vgpu-devices: {A10-4Q: 6}}]
+";
 
 impl Lab {
     /// A container node on which everything runs.
@@ -57,8 +75,13 @@ impl Lab {
             gpu_node,
             pods: Vec::new(),
             pods_watched: false,
-            policy: NodePolicy::new("cluster-policy".to_owned(), sandbox),
+            policy: NodePolicy {
+                vgpu: Some(vgpu::LayoutSource { config_map: None, default: vgpu::USUAL.to_owned() }),
+                ..NodePolicy::new("cluster-policy".to_owned(), sandbox)
+            },
             refusal: None,
+            layouts: Some(Ok(layouts(LAYOUTS))),
+            vgpu_failure: None,
             history: Vec::new(),
         }
     }
@@ -85,6 +108,8 @@ impl Lab {
             policy: &self.policy,
             pods: self.pods_watched.then_some(self.pods.as_slice()),
             users: &Users::default(),
+            layouts: self.layouts.as_ref(),
+            leave: &Leave::Free,
             epoch: 7,
         };
         let decision = decide(&observed);
@@ -114,17 +139,21 @@ impl Lab {
         });
     }
 
-    /// The driver's DaemonSet, and with it the module.
+    /// The drivers' DaemonSets, and with them the module.
     pub(super) fn run_pods(&mut self) {
-        let gate = format!("{}driver", labels::DEPLOY_PREFIX);
-        let wanted = self.labels.get(&gate).is_some_and(|value| value == "true");
-        let driver = OperandPod { uid: "driver".to_owned(), name: "driver-x".to_owned(), gates: [gate].into() };
-        self.pods = if wanted { vec![driver] } else { Vec::new() };
+        let drivers = ["driver", "vgpu-manager"].map(|name| (name, format!("{}{name}", labels::DEPLOY_PREFIX)));
+        let wanted = |gate: &String| self.labels.get(gate).is_some_and(|value| value == "true");
+        self.pods = drivers
+            .into_iter()
+            .filter(|(_, gate)| wanted(gate))
+            .map(|(name, gate)| OperandPod { uid: name.to_owned(), name: format!("{name}-x"), gates: [gate].into() })
+            .collect();
+        let loaded = !self.pods.is_empty();
         let agent = self.agent();
-        if wanted && agent.gpus[0].driver.is_none() {
+        if loaded && agent.gpus[0].driver.is_none() {
             agent.gpus[0].driver = Some("nvidia".to_owned());
         }
-        if !wanted && agent.gpus[0].driver.as_deref() == Some("nvidia") {
+        if !loaded && agent.gpus[0].driver.as_deref() == Some("nvidia") {
             agent.gpus[0].driver = None;
         }
     }
@@ -133,6 +162,8 @@ impl Lab {
         let generation = self.gpu_node.metadata.generation.unwrap();
         let spec = self.gpu_node.spec.clone();
         let refusal = self.refusal.clone();
+        let makes_vgpus = self.pods.iter().any(|pod| pod.name == "vgpu-manager-x");
+        let failure = self.vgpu_failure.clone();
         let agent = self.agent();
         agent.observed_generation = generation;
         agent.gpus[0].refusal = None;
@@ -140,9 +171,19 @@ impl Lab {
             agent.gpus[0].refusal = refusal;
             if agent.gpus[0].refusal.is_none() {
                 agent.gpus[0].mode = spec.mode;
-                agent.gpus[0].driver = (spec.mode == Some(WorkloadMode::VmPassthrough)).then(|| "vfio-pci".to_owned());
+                let vfio = spec.mode == Some(WorkloadMode::VmPassthrough);
+                agent.gpus[0].driver = vfio.then(|| "vfio-pci".to_owned());
             }
         }
+        agent.vgpu = spec.vgpu.as_ref().map(|layout| VgpuState {
+            config: layout.name.clone(),
+            state: match (&failure, makes_vgpus) {
+                (Some(_), _) => VgpuProgress::Failed,
+                (None, true) => VgpuProgress::Success,
+                (None, false) => VgpuProgress::Pending,
+            },
+            message: failure.unwrap_or_default(),
+        });
         let offered = spec.advertise == Advertise::Offered && agent.gpus[0].mode == Some(WorkloadMode::VmPassthrough);
         agent.resources = match offered {
             true => {

@@ -1,10 +1,11 @@
 //! Whole mode changes, step by step.
 
 mod lab;
+mod vgpus;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{Advertise, AgentFunction, GPUMode, NodePhase, Obstacle, Refusal},
+    v1alpha1::{Advertise, AgentFunction, GPUMode, NodePhase, NvidiaDriver, Obstacle, Refusal},
 };
 
 use self::lab::{GPU, Lab, VM_RESOURCE};
@@ -15,6 +16,7 @@ use super::{
     readiness::TORN_DOWN,
     users::Users,
 };
+use crate::operator::transition::Leave;
 
 fn in_use() -> Refusal {
     Refusal { reason: "InUse".to_owned(), message: "in use".to_owned() }
@@ -292,6 +294,8 @@ fn a_hint_without_a_report_is_worth_one_label() {
         policy: &lab.policy,
         pods: None,
         users: &Users::default(),
+        layouts: None,
+        leave: &Leave::Free,
         epoch: 1,
     };
     let decision = decide(&observed);
@@ -322,4 +326,39 @@ fn a_node_gets_the_policys_mig_layout_once_it_serves_containers() {
     lab.labels.insert(labels::MIG_CONFIG.to_owned(), "all-1g.10gb".to_owned());
     lab.settle();
     assert_eq!(lab.labels[labels::MIG_CONFIG], "all-1g.10gb");
+}
+
+#[test]
+fn a_check_that_has_failed_is_the_nodes_reason_while_checks_are_asked_for() {
+    let mut lab = Lab::container();
+    lab.policy.checks = true;
+    let failed = crds::conditions::Verdict::no(crds::conditions::CUDA_VALIDATED, "Failed", "GPU 0 computes wrongly");
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::now());
+    lab.agent().conditions = crds::conditions::merge(&[], &[failed], Some(1), &now);
+    lab.settle();
+    let operator = lab.operator();
+    assert_eq!(
+        (operator.ready.as_str(), operator.reason.as_str(), operator.message.as_str()),
+        ("False", "CudaNotValidated", "GPU 0 computes wrongly")
+    );
+    // The file of a check outlives its validator: without one it says nothing.
+    lab.policy.checks = false;
+    lab.settle();
+    assert_eq!(lab.operator().ready, "True");
+}
+
+#[test]
+fn a_host_with_a_driver_of_its_own_keeps_it_and_has_no_driver_pod() {
+    let mut lab = Lab::container();
+    lab.policy.driver = true;
+    lab.agent().host.driver =
+        Some(NvidiaDriver { version: "570.1".to_owned(), origin: crds::v1alpha1::DriverOrigin::Host });
+    lab.operate();
+    assert_eq!(lab.labels["nvidia.com/gpu.deploy.driver"], "pre-installed");
+    lab.run_pods();
+    assert!(lab.pods.is_empty());
+    lab.label("vm-passthrough");
+    lab.settle();
+    assert_eq!(lab.agent().gpus[0].mode, Some(WorkloadMode::VmPassthrough));
+    assert!(!lab.labels.contains_key("nvidia.com/gpu.deploy.driver"));
 }

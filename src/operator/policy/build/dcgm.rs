@@ -145,7 +145,7 @@ pub(super) fn exporter_service(settings: &Settings, exporter: &DcgmExporter, ins
     of(EXPORTER, EXPORTER_PORT, METRICS_PORT, spec, scraped, settings, installation)
 }
 
-fn of(
+pub(super) fn of(
     name: &str,
     port: &str,
     number: i32,

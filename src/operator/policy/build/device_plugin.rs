@@ -15,9 +15,9 @@ use super::{
 };
 use crate::operator::policy::validate::{DevicePlugin, Settings};
 
-pub(super) const NAME: &str = "nvidia-device-plugin-daemonset";
+pub const NAME: &str = "nvidia-device-plugin-daemonset";
 pub(super) const ENTRYPOINT: &str = "nvidia-device-plugin-entrypoint";
-pub(super) const MPS: &str = "nvidia-device-plugin-mps-control-daemon";
+pub const MPS: &str = "nvidia-device-plugin-mps-control-daemon";
 const CONTAINER: &str = "nvidia-device-plugin";
 const MPS_CONTAINER: &str = "mps-control-daemon-ctr";
 const ACCOUNT: &str = "nvidia-device-plugin";

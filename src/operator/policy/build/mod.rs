@@ -13,6 +13,7 @@ mod gfd;
 mod kata;
 mod mig;
 mod monitor;
+mod node_status;
 mod openshift;
 #[cfg(test)]
 mod parity;
@@ -23,6 +24,7 @@ mod stack;
 mod tests;
 mod toolkit;
 mod validator;
+mod vgpu_layouts;
 mod vgpu_manager;
 
 use std::collections::BTreeMap;
@@ -33,8 +35,13 @@ use k8s_openapi::api::{
     node::v1::RuntimeClass,
 };
 
-pub use self::monitor::{NAME as MONITOR, ServiceMonitor};
+pub use self::{
+    device_plugin::{MPS, NAME as DEVICE_PLUGIN},
+    monitor::{NAMES as MONITORS, ServiceMonitor},
+    toolkit::NAME as TOOLKIT,
+};
 use super::validate::{Settings, Wish};
+use crate::operator::vgpu;
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +63,7 @@ pub struct Operands {
     pub daemon_sets: Vec<DaemonSet>,
     pub services: Vec<Service>,
     pub runtime_classes: Vec<RuntimeClass>,
-    pub monitor: Option<ServiceMonitor>,
+    pub monitors: Vec<ServiceMonitor>,
     /// Names of objects that are not asked for, and not to be taken away either.
     pub kept: Vec<String>,
     /// Names of DaemonSets that are taken away without their pods.
@@ -89,7 +96,7 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
         operands.config_maps.push(toolkit::script(settings, installation));
         operands.daemon_sets.push(toolkit::daemon_set(settings, toolkit, installation));
     });
-    let plugin = [device_plugin::NAME, device_plugin::ENTRYPOINT, device_plugin::MPS];
+    let plugin = [DEVICE_PLUGIN, device_plugin::ENTRYPOINT, MPS];
     operands.add(&stacked.device_plugin, &plugin, |operands, plugin| {
         operands.config_maps.push(device_plugin::script(settings, installation));
         operands.daemon_sets.push(device_plugin::daemon_set(settings, plugin, installation));
@@ -105,8 +112,8 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     operands.add(&stacked.dcgm_exporter, &[dcgm::EXPORTER], |operands, exporter| {
         operands.daemon_sets.push(dcgm::exporter(settings, exporter, installation));
         operands.services.push(dcgm::exporter_service(settings, exporter, installation));
-        operands.monitor =
-            exporter.monitor.as_ref().map(|monitor| monitor::of_exporter(settings, monitor, installation));
+        let monitor = exporter.monitor.as_ref();
+        operands.monitors.extend(monitor.map(|monitor| monitor::of_exporter(settings, monitor, installation)));
     });
     operands.add(
         &stacked.mig_manager,
@@ -116,6 +123,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
             operands.daemon_sets.push(mig::daemon_set(settings, manager, installation));
         },
     );
+    if let Some(exporter) = &stacked.node_status {
+        operands.daemon_sets.push(node_status::daemon_set(settings, exporter, installation));
+        operands.services.push(node_status::service(settings, installation));
+        operands.monitors.extend(exporter.monitored.then(|| monitor::of_node_status(settings, installation)));
+    }
     let sandboxed = &settings.sandboxed;
     operands.add(&sandboxed.vgpu_managers.wish, &[openshift::TRUSTED_CA], |operands, managers| {
         let sets = managers.iter().map(|manager| vgpu_manager::daemon_set(settings, manager, installation));
@@ -127,6 +139,11 @@ pub fn build(settings: &Settings, installation: &Installation) -> Operands {
     });
     operands.add(&sandboxed.cc_manager, &[kata::CC_MANAGER], |operands, manager| {
         operands.daemon_sets.push(kata::cc_manager(settings, manager, installation));
+    });
+    operands.add(&settings.vgpu_layouts, &[vgpu::OURS], |operands, source| {
+        if source.config_map.is_none() {
+            operands.config_maps.push(vgpu_layouts::config_map(settings, installation));
+        }
     });
     operands
 }

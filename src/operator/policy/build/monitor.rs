@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Installation,
     dcgm::{EXPORTER, EXPORTER_PORT},
+    node_status,
     pod::own_labels,
 };
 use crate::operator::policy::validate::{Monitor, Settings};
@@ -31,7 +32,8 @@ pub struct ServiceMonitorSpec {
     pub endpoints: Vec<Value>,
 }
 
-pub const NAME: &str = EXPORTER;
+/// All that there may be.
+pub const NAMES: [&str; 2] = [EXPORTER, node_status::NAME];
 
 pub(super) fn of_exporter(settings: &Settings, monitor: &Monitor, installation: &Installation) -> ServiceMonitor {
     let mut endpoint = json!({"port": EXPORTER_PORT, "path": "/metrics"});
@@ -46,11 +48,27 @@ pub(super) fn of_exporter(settings: &Settings, monitor: &Monitor, installation: 
             endpoint[name] = value;
         }
     }
-    let mut labels: BTreeMap<String, String> = monitor.additional_labels.clone();
-    labels.extend(own_labels(EXPORTER, EXPORTER, settings));
+    of(EXPORTER, endpoint, monitor.additional_labels.clone(), settings, installation)
+}
+
+/// The peer's, without a setting.
+pub(super) fn of_node_status(settings: &Settings, installation: &Installation) -> ServiceMonitor {
+    let endpoint = json!({"port": node_status::PORT, "path": "/metrics"});
+    of(node_status::NAME, endpoint, BTreeMap::new(), settings, installation)
+}
+
+/// `name` of the exporter, which is its Service's too.
+fn of(
+    name: &str,
+    endpoint: Value,
+    mut labels: BTreeMap<String, String>,
+    settings: &Settings,
+    installation: &Installation,
+) -> ServiceMonitor {
+    labels.extend(own_labels(name, name, settings));
     ServiceMonitor {
         metadata: ObjectMeta {
-            name: Some(NAME.to_owned()),
+            name: Some(name.to_owned()),
             namespace: Some(installation.namespace.clone()),
             labels: Some(labels),
             ..ObjectMeta::default()
@@ -58,7 +76,7 @@ pub(super) fn of_exporter(settings: &Settings, monitor: &Monitor, installation: 
         spec: ServiceMonitorSpec {
             job_label: crds::labels::APP.to_owned(),
             namespace_selector: json!({"matchNames": [installation.namespace]}),
-            selector: json!({"matchLabels": {crds::labels::APP: EXPORTER}}),
+            selector: json!({"matchLabels": {crds::labels::APP: name}}),
             endpoints: vec![endpoint],
         },
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::operator::policy::validate::{Cdi, HostFile, Runtime, Settings, Toolkit};
 
-pub(super) const NAME: &str = "nvidia-container-toolkit-daemonset";
+pub const NAME: &str = "nvidia-container-toolkit-daemonset";
 pub(super) const ENTRYPOINT: &str = "nvidia-container-toolkit-entrypoint";
 const CONTAINER: &str = "nvidia-container-toolkit-ctr";
 

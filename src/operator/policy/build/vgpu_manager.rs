@@ -81,7 +81,7 @@ fn pod(settings: &Settings, manager: &VgpuManager, installation: &Installation) 
         // Disabling the virtual functions of several GPUs takes long.
         termination_grace_period_seconds: Some(120),
         image_pull_secrets: pull_secrets([&given.image]),
-        init_containers: Some(vec![prepare(installation)]),
+        init_containers: Some(vec![prepare(&main, installation)]),
         containers: vec![Container {
             command: Some(vec!["nvidia-driver".to_owned()]),
             security_context: Some(privileged_s0()),

@@ -11,6 +11,7 @@ mod stack;
 #[cfg(test)]
 pub(super) mod tests;
 mod toolkit;
+mod vgpu;
 
 use crds::{
     labels,
@@ -29,14 +30,18 @@ pub use self::{
     pools::{LiveSet, Pool},
     sandbox::{CcManager, Sandboxed, VGPU_MANAGER, VgpuManager},
     stack::{
-        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, MONITORED, Management, MigManager, Monitor, Stack, Stacked,
-        monitored,
+        Cdi, Configs, DcgmExporter, DevicePlugin, Gfd, MONITORED, Management, MigManager, Monitor, NodeStatus, Stack,
+        Stacked, monitored,
     },
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::node::{
-    gates,
-    mode::{NodePolicy, Sandbox},
+use crate::operator::transition::rules::Rules;
+use crate::operator::{
+    node::{
+        gates,
+        mode::{NodePolicy, Sandbox},
+    },
+    vgpu::LayoutSource,
 };
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
@@ -60,6 +65,8 @@ pub struct Settings {
     pub stack: Stack,
     pub stacked: Stacked,
     pub sandboxed: Sandboxed,
+    /// Of which the operator shows its own.
+    pub vgpu_layouts: Wish<LayoutSource>,
 }
 
 /// Drivers of one kind, one a pool of nodes.
@@ -146,6 +153,10 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        checks: stack::enabled(&policy.spec).contains(&true),
+        driver: policy.spec.driver.component.is_enabled(true),
+        vgpu: vgpu::source(&policy.spec),
+        rules: rules(config).unwrap_or_default(),
         claims: match uses_objects(&policy.spec) {
             true => drivers.map(NVIDIADrivers::claims),
             false => Some(Vec::new()),
@@ -179,9 +190,8 @@ fn mig_default(spec: &ClusterPolicySpec) -> Option<&'static str> {
 
 pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Facts) -> Validated {
     let spec = &policy.spec;
-    let mut problems = not_built(spec);
-    problems.extend(config.resource_aliases.iter().filter_map(reserved));
-    problems.extend(without_effect(config));
+    let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
+    problems.extend(rules(config).err());
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
@@ -208,6 +218,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
         stack,
         stacked,
         sandboxed,
+        vgpu_layouts: vgpu::layouts(spec, facts, &mut problems),
     };
     Validated { settings, problems, asked }
 }
@@ -223,34 +234,13 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
-/// Settings that are accepted for a later version.
-fn without_effect(config: &GPUVirtConfigSpec) -> Option<Problem> {
-    let default = GPUVirtConfigSpec::default();
-    let set = [("evict", config.evict != default.evict), ("budget", config.budget != default.budget)];
-    let set: Vec<&str> = set.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect();
-    (!set.is_empty()).then(|| Problem {
-        reason: "SettingNotSupported",
+fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
+    Rules::new(config.evict, &config.budget).map_err(|error| Problem {
+        reason: "InvalidBudget",
         message: format!(
-            "GPUVirtConfig default: this version of gpuvirt does nothing with {}: nothing is evicted, and each node changes on its own; remove it",
-            set.join(" and ")
+            "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
         ),
     })
-}
-
-/// Operands of the peer that this version does not bring: asked for, they are a problem, never silence.
-fn not_built(spec: &ClusterPolicySpec) -> Vec<Problem> {
-    let asked = [("nodeStatusExporter", spec.node_status_exporter.is_enabled(false))];
-    let asked: Vec<&str> = asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect();
-    if asked.is_empty() {
-        return Vec::new();
-    }
-    vec![Problem {
-        reason: "OperandNotSupported",
-        message: format!(
-            "this version of gpuvirt does not bring {}: set enabled to false for each (or the field to false)",
-            asked.join(", ")
-        ),
-    }]
 }
 
 /// An empty text is as good as none.

@@ -6,7 +6,7 @@ use crds::{
     conditions::Verdict,
     v1::{self, ClusterPolicySpec, MigStrategy},
 };
-use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 
 use super::{Facts, Problem, Runtime, Wish, container, container::Container, given, toolkit, toolkit::Toolkit};
 
@@ -64,8 +64,21 @@ pub struct Stacked {
     pub dcgm: Wish<Container>,
     pub dcgm_exporter: Wish<DcgmExporter>,
     pub mig_manager: Wish<MigManager>,
+    pub node_status: Option<NodeStatus>,
     /// Whether anything of the above is wanted: then so are the runtime classes and the checks.
     pub any: bool,
+}
+
+/// Our own program in our own image: of the section only what is said of the container counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeStatus {
+    /// Behind ours.
+    pub args: Vec<String>,
+    pub env: Vec<EnvVar>,
+    pub resources: ResourceRequirements,
+    pub host_network: bool,
+    /// The Prometheus operator is there to read it.
+    pub monitored: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -180,15 +193,20 @@ pub(super) fn stack(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<
     }
 }
 
-pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Stacked {
-    let enabled = [
+/// Which operands of the stack are asked for.
+pub(super) fn enabled(spec: &ClusterPolicySpec) -> [bool; 6] {
+    [
         spec.toolkit.component.is_enabled(true),
         spec.device_plugin.component.is_enabled(true),
         spec.gfd.is_enabled(true),
         spec.dcgm.component.is_enabled(false),
         spec.dcgm_exporter.component.is_enabled(true),
         spec.mig_manager.component.is_enabled(true),
-    ];
+    ]
+}
+
+pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Vec<Problem>) -> Stacked {
+    let enabled = enabled(spec);
     let [toolkit, device_plugin, gfd, dcgm, dcgm_exporter, mig_manager] = enabled;
     Stacked {
         toolkit: wish(toolkit, problems, || toolkit::toolkit(spec, facts)),
@@ -202,6 +220,16 @@ pub(super) fn stacked(spec: &ClusterPolicySpec, facts: &Facts, problems: &mut Ve
         }),
         dcgm_exporter: wish(dcgm_exporter, problems, || self::dcgm_exporter(spec, facts).map(Some)),
         mig_manager: wish(mig_manager, problems, || self::mig_manager(spec, facts).map(Some)),
+        node_status: spec.node_status_exporter.is_enabled(false).then(|| {
+            let given = &spec.node_status_exporter.container;
+            NodeStatus {
+                args: given.args.clone(),
+                env: container::environment(&given.env),
+                resources: (&given.resources).into(),
+                host_network: given.host_network.unwrap_or(false),
+                monitored: facts.service_monitors,
+            }
+        }),
         any: enabled.contains(&true),
     }
 }
@@ -311,7 +339,7 @@ fn mig_manager(spec: &ClusterPolicySpec, facts: &Facts) -> Result<MigManager, Pr
     })
 }
 
-fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
+pub(super) fn has_key(field: &str, name: &str, key: &str, facts: &Facts) -> Result<(), Problem> {
     let keys = facts.keys(field, name)?;
     match keys.iter().any(|known| known == key) {
         true => Ok(()),

@@ -2,11 +2,11 @@
 
 use crds::{
     v1::{ClusterPolicy, ClusterPolicySpec, ImageSpec},
-    v1alpha1::{AgentFunction, GPUVirtConfigSpec, ResourceAlias},
+    v1alpha1::{AgentFunction, Budget, GPUVirtConfigSpec, ResourceAlias},
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Driver, Facts, Host, Rollout, Validated, Wish, node_policy, validate};
+use super::{Driver, Facts, Host, Rollout, Rules, Validated, Wish, node_policy, validate};
 
 /// A policy with which nothing is wrong, for nodes of every mode.
 fn valid() -> ClusterPolicy {
@@ -117,13 +117,6 @@ fn a_precompiled_driver_needs_a_branch_and_has_an_image_for_each_kernel() {
 }
 
 #[test]
-fn an_operand_that_is_not_built_is_named() {
-    let validated = checked(|spec| spec.node_status_exporter.enabled = Some(true));
-    assert_eq!(validated.problems[0].reason, "OperandNotSupported");
-    assert!(validated.problems[0].message.contains("nodeStatusExporter"), "{}", validated.problems[0].message);
-}
-
-#[test]
 fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
     let alias = |name: &str| ResourceAlias { selector: "10de:1eb8".to_owned(), name: name.to_owned() };
     let config =
@@ -135,10 +128,13 @@ fn a_reserved_alias_is_a_problem_and_reaches_no_agent() {
 }
 
 #[test]
-fn a_setting_that_has_no_effect_yet_is_named() {
-    let config = GPUVirtConfigSpec { evict: crds::v1alpha1::Evict::Pods, ..GPUVirtConfigSpec::default() };
-    let problems = validate(&valid(), &config, &ubuntu()).problems;
-    assert!(problems[0].message.contains("evict"), "{}", problems[0].message);
+fn a_budget_that_is_no_share_is_named_and_nodes_change_one_at_a_time() {
+    let budget = Budget { max_unavailable: IntOrString::String("some".to_owned()), ..Budget::default() };
+    let config = GPUVirtConfigSpec { budget, ..GPUVirtConfigSpec::default() };
+    let problem = &validate(&valid(), &config, &ubuntu()).problems[0];
+    assert_eq!(problem.reason, "InvalidBudget");
+    assert!(problem.message.contains("\"some\""), "{}", problem.message);
+    assert_eq!(node_policy(&valid(), &config, None).rules, Rules::default());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod refused;
 mod scarce;
+mod vgpus;
 
 use crds::{
     WorkloadMode,

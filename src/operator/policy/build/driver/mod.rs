@@ -38,6 +38,9 @@ const COMPONENT: &str = "nvidia-driver";
 pub(super) const HOST_MANAGER: &str = "nvidia-vgpu-host-manager";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";
 
+/// By what it is made of and how it is set.
+const DIGEST: &str = "DRIVER_CONFIG_DIGEST";
+
 /// The driver image has a shell and `nvidia-smi`, and only it knows where its files are: so the probe is a script in it.
 const STARTUP_PROBE: &str = r#"#!/bin/sh
 set -e
@@ -166,7 +169,9 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         driver.gds.as_ref().map(|s| &s.image),
         driver.gdrcopy.as_ref().map(|s| &s.image),
     ];
-    let mut containers = vec![main(driver)];
+    let main = main(driver);
+    let prepare = prepare(&main, installation);
+    let mut containers = vec![main];
     containers.extend(sidecars::sidecars(driver));
     PodSpec {
         service_account_name: Some("nvidia-driver".to_owned()),
@@ -180,7 +185,7 @@ fn pod(settings: &Settings, driver: &Driver, installation: &Installation) -> Pod
         host_network: driver.container.host_network.then_some(true),
         dns_policy: driver.container.host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
         image_pull_secrets: pull_secrets(images.into_iter().flatten()),
-        init_containers: Some(vec![prepare(installation)]),
+        init_containers: Some(vec![prepare]),
         containers,
         volumes: Some(volumes::volumes(settings, driver)),
         ..PodSpec::default()
@@ -213,14 +218,22 @@ fn alone(driver: &Driver) -> Affinity {
 }
 
 /// Makes room for the driver: what an earlier one has left is unloaded, and GPUs of VMs are never touched.
-pub(super) fn prepare(installation: &Installation) -> Container {
+pub(super) fn prepare(main: &Container, installation: &Installation) -> Container {
+    let mut variables = vec![env("LOG_LEVEL", installation.log_level.clone())];
+    // With the same digest the loaded driver stays, under whoever uses it.
+    variables.extend(main.env.iter().flatten().filter(|variable| variable.name == DIGEST).cloned());
     Container {
         name: "prepare-driver".to_owned(),
         image: Some(installation.image.clone()),
         image_pull_policy: Some(installation.pull_policy.clone()),
         args: Some(vec!["prepare-driver".to_owned(), "--host-root=/host".to_owned()]),
-        env: Some(vec![env("LOG_LEVEL", installation.log_level.clone())]),
-        volume_mounts: Some(vec![mount("host-root", "/host", Some("HostToContainer"))]),
+        env: Some(variables),
+        volume_mounts: Some(vec![
+            mount("host-root", "/host", Some("HostToContainer")),
+            // What is unmounted there is unmounted on the host.
+            mount("run-nvidia", "/run/nvidia", Some("Bidirectional")),
+        ]),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         security_context: Some(privileged()),
         ..Container::default()
     }
@@ -281,7 +294,7 @@ fn main(driver: &Driver) -> Container {
     };
     // The image skips a rebuild where the same digest was installed before. No secret is in it.
     let digest = format!("{:08x}", fnv1a(&serde_json::to_vec(&main).expect("a container should serialize")));
-    main.env.get_or_insert_default().push(env("DRIVER_CONFIG_DIGEST", digest));
+    main.env.get_or_insert_default().push(env(DIGEST, digest));
     main
 }
 

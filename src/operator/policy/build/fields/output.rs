@@ -25,7 +25,7 @@ pub(super) fn output(policy: &ClusterPolicy, facts: &Facts) -> Output {
     add(&mut output, "ConfigMap", &operands.config_maps);
     add(&mut output, "Service", &operands.services);
     add(&mut output, "RuntimeClass", &operands.runtime_classes);
-    add(&mut output, "ServiceMonitor", operands.monitor.as_slice());
+    add(&mut output, "ServiceMonitor", &operands.monitors);
     output
 }
 

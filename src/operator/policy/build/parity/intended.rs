@@ -89,5 +89,5 @@ pub(super) const DONE_BY_THE_AGENT: &[&str] = &[
     "nvidia-vgpu-device-manager",
 ];
 
-/// Operands that the peer does not have.
-pub(super) const OURS: &[&str] = &["gpuvirt-agent"];
+/// Operands that the peer does not have, or that were not recorded: the exporter of node status.
+pub(super) const OURS: &[&str] = &["gpuvirt-agent", "nvidia-node-status-exporter"];

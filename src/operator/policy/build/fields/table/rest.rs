@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{CONTAINER, IMAGE, Of, Row, changes, container, elsewhere, unused, unused_below, with};
 
 pub(super) fn rows() -> Vec<Row> {
-    [vms(), nothing()].into_iter().flatten().collect()
+    [vms(), node_status(), nothing()].into_iter().flatten().collect()
 }
 
 fn vms() -> Vec<Row> {
@@ -15,9 +15,14 @@ fn vms() -> Vec<Row> {
     let main = |set: &'static str, name: &'static [&'static str]| {
         [Of { set, main: Some(name[0]), image: name, resources: name }]
     };
+    let layouts = "ConfigMap default-vgpu-devices-config *";
     let mut rows = vec![
         // And nodes' modes, of which node/mode.rs has tests.
-        changes("sandboxWorkloads.enabled", &vgpu),
+        changes("sandboxWorkloads.enabled", &[vgpu[0], layouts]),
+        // And the agent's function on every node: validate/tests.rs, node/tests.
+        changes("vgpuDeviceManager.enabled", &[layouts]),
+        changes("vgpuDeviceManager.config.name", &[layouts]),
+        elsewhere("vgpuDeviceManager.config.default", "nodes' vGPU layouts: operator/vgpu/wish.rs"),
         elsewhere("sandboxWorkloads.defaultWorkload", "nodes' modes: node/mode.rs"),
         changes("vfioManager.resources", &["DaemonSet gpuvirt-agent *containers[agent].resources.limits.*"]),
         changes("sandboxWorkloads.mode", &["DaemonSet nvidia-kata-* *", "DaemonSet nvidia-cc-manager *"]),
@@ -29,7 +34,6 @@ fn vms() -> Vec<Row> {
                 "DaemonSet nvidia-vgpu-manager-daemonset *.volumes[*",
             ],
         ),
-        changes("nodeStatusExporter.enabled", &["Problem OperandNotSupported"]),
         with(kata.clone(), changes("kataSandboxDevicePlugin.enabled", &["DaemonSet nvidia-kata-* *"])),
         with(kata.clone(), changes("ccManager.enabled", &["DaemonSet nvidia-cc-manager *"])),
         with(
@@ -44,7 +48,6 @@ fn vms() -> Vec<Row> {
         container("ccManager", &main("nvidia-cc-manager", &["nvidia-cc-manager"])),
     ];
     rows.extend(of_kata.into_iter().flatten().map(|row| with(kata.clone(), row)));
-    rows.extend(unused_below("nodeStatusExporter", &CONTAINER, "not built: OperandNotSupported when enabled"));
     rows.extend(unused_below(
         "vgpuManager.driverManager",
         &[&IMAGE[..], &["env"]].concat(),
@@ -54,13 +57,32 @@ fn vms() -> Vec<Row> {
         let fields: Vec<&str> =
             CONTAINER.into_iter().filter(|f| section != "vfioManager" || *f != "resources").collect();
         rows.extend(unused_below(section, &fields, agent));
-        rows.push(elsewhere(
-            &format!("{section}.enabled"),
-            "the agent's function on every node: validate/tests.rs, node/tests",
-        ));
+    }
+    for section in ["vfioManager.enabled", "sandboxDevicePlugin.enabled"] {
+        rows.push(elsewhere(section, "the agent's function on every node: validate/tests.rs, node/tests"));
     }
     rows.extend(unused_below("vfioManager.driverManager", &[&IMAGE[..], &["env"]].concat(), agent));
-    rows.extend(unused_below("vgpuDeviceManager.config", &["name", "default"], "vGPUs are not made by this version"));
+    rows
+}
+
+fn node_status() -> Vec<Row> {
+    let own = "our own program in our own image: condition ImagesNotUsed";
+    let mut rows = unused_below("nodeStatusExporter", &IMAGE, own);
+    let main = "DaemonSet nvidia-node-status-exporter *containers[nvidia-node-status-exporter]";
+    let on = |row| with(json!({"nodeStatusExporter": {"enabled": true}}), row);
+    rows.extend([
+        changes("nodeStatusExporter.enabled", &["* nvidia-node-status-exporter *"]),
+        on(changes("nodeStatusExporter.args", &[&format!("{main}.args*")])),
+        on(changes("nodeStatusExporter.env", &[&format!("{main}.env*")])),
+        on(changes("nodeStatusExporter.resources", &[&format!("{main}.resources*")])),
+        on(changes(
+            "nodeStatusExporter.hostNetwork",
+            &[
+                "DaemonSet nvidia-node-status-exporter *.hostNetwork",
+                "DaemonSet nvidia-node-status-exporter *.dnsPolicy",
+            ],
+        )),
+    ]);
     rows
 }
 

@@ -1,0 +1,115 @@
+//! What a change does to a node and its pods itself; everything else is the node controller's order.
+
+use crds::labels;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{EvictParams, Patch, PatchParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use serde_json::json;
+
+use super::state::Gate;
+use crate::cluster::gone;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("node {node} cannot be read")]
+    ReadNode { node: String, source: Box<kube::Error> },
+    #[error("node {node} cannot be cordoned or uncordoned")]
+    Cordon { node: String, source: Box<kube::Error> },
+    #[error("pod {pod} cannot be evicted")]
+    Evict { pod: String, source: Box<kube::Error> },
+    #[error("VM {vm} cannot be stopped")]
+    Stop { vm: String, source: Box<kube::Error> },
+}
+
+/// Whether new pods may come: the mark is in the metadata that is watched, the rest is read when it counts.
+pub async fn gate(client: &Client, node: &str, marked: bool) -> Result<Gate, Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let failed = |source| Error::ReadNode { node: node.to_owned(), source: Box::new(source) };
+    let closed = match nodes.get_opt(node).await.map_err(failed)? {
+        Some(node) => node.spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        None => false,
+    };
+    Ok(match (closed, marked) {
+        (false, _) => Gate::Open,
+        (true, true) => Gate::Ours,
+        (true, false) => Gate::Others,
+    })
+}
+
+/// Closes the node and says in the same write that it was us. Somebody who closed it meanwhile is left to open it.
+pub async fn cordon(client: &Client, node: &str, change: &str) -> Result<(), Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let failed = |source| Error::ReadNode { node: node.to_owned(), source: Box::new(source) };
+    let Some(live) = nodes.get_opt(node).await.map_err(failed)? else { return Ok(()) };
+    if live.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false) {
+        return Ok(());
+    }
+    let patch = json!({
+        "metadata": {
+            "uid": live.uid(),
+            "resourceVersion": live.resource_version(),
+            "annotations": {labels::CORDONED: change},
+        },
+        "spec": {"unschedulable": true},
+    });
+    write(&nodes, node, &patch).await
+}
+
+pub async fn uncordon(client: &Client, node: &str, uid: Option<String>) -> Result<(), Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let patch = json!({
+        "metadata": {"uid": uid, "annotations": {labels::CORDONED: null}},
+        "spec": {"unschedulable": null},
+    });
+    write(&nodes, node, &patch).await
+}
+
+async fn write(nodes: &Api<Node>, node: &str, patch: &serde_json::Value) -> Result<(), Error> {
+    let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
+    match nodes.patch(node, &params, &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if gone(&error) => Ok(()),
+        Err(source) => Err(Error::Cordon { node: node.to_owned(), source: Box::new(source) }),
+    }
+}
+
+/// By the eviction API, so that disruption budgets hold. `Some` says why it has to be asked again.
+pub async fn evict(client: &Client, pod: &str) -> Result<Option<String>, Error> {
+    let Some((namespace, name)) = pod.split_once('/') else { return Ok(None) };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    match pods.evict(name, &EvictParams::default()).await {
+        Ok(_) => Ok(None),
+        Err(error) if gone(&error) => Ok(None),
+        Err(kube::Error::Api(status)) if status.code == 429 => Ok(Some(format!("pod {pod}: {}", status.message))),
+        Err(source) => Err(Error::Evict { pod: pod.to_owned(), source: Box::new(source) }),
+    }
+}
+
+/// Asks KubeVirt to stop the VM that an instance belongs to, as `virtctl stop` does. An instance is never deleted: one that
+/// belongs to no VM is left to its owner, and `Some` says so.
+pub async fn stop(client: &Client, instance: &str) -> Result<Option<String>, Error> {
+    let Some((namespace, name)) = instance.split_once('/') else { return Ok(None) };
+    let failed = |source| Error::Stop { vm: instance.to_owned(), source: Box::new(source) };
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance"));
+    let instances: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let Some(found) = instances.get_metadata_opt(name).await.map_err(failed)? else { return Ok(None) };
+    if found.meta().deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    let Some(vm) = found.owner_references().iter().find(|owner| owner.kind == "VirtualMachine") else {
+        return Ok(Some(format!("instance {instance} belongs to no VirtualMachine: its owner has to delete it")));
+    };
+    let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{}/stop", vm.name);
+    let request = http::Request::put(path).header("content-type", "application/json").body(b"{}".to_vec());
+    let request =
+        request.map_err(|error| failed(kube::Error::BuildRequest(kube::core::request::Error::BuildRequest(error))))?;
+    match client.request_text(request).await {
+        Ok(_) => Ok(None),
+        // It stops already, or is gone.
+        Err(error) if gone(&error) => Ok(None),
+        Err(source) => Err(failed(source)),
+    }
+}

@@ -1,0 +1,29 @@
+//! Changes of nodes that are in use: planned, shown, budgeted, and never under a running VM.
+//!
+//! ```text
+//! node controller ─▶ standing ─┐                    ┌─▶ GPUTransition (plan, phase, history)
+//! GPUTransition ─▶ record ─────┼─▶ state::next ─────┼─▶ cordon · evict · uncordon
+//! GPUVirtConfig ─▶ rules ──────┤   (pure)           └─▶ Leave ─▶ node controller: the order of a mode change
+//! other nodes ───▶ budget ─────┘
+//! ```
+//! What is decided is written before it is done, so a crash at any point is a second look at the same phase.
+
+mod act;
+mod approach;
+mod budget;
+mod follow;
+mod latest;
+mod next;
+mod object;
+mod passage;
+mod plan;
+mod record;
+pub mod rules;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    follow::{Error, Step, Transitions},
+    state::{Leave, Progress},
+};
