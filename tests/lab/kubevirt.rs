@@ -179,9 +179,9 @@ fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_i
     const Q4: &str = "nvidia.com/GRID_T4-4Q";
     lab(async |lab| {
         with_kubevirt(lab).await;
-        kubevirt::start_vm(&lab.client, "vgpu", &[Q4]).await;
         lab.label_vgpus("T4-4Q").await;
-        let vm = kubevirt::until_phase(&lab.client, "vgpu", "Scheduled").await;
+        lab.until_serving(WorkloadMode::VmVgpu).await;
+        let vm = running(lab, "vgpu", &[Q4]).await;
         let object = kubevirt::api(&lab.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
         let configured = |path: &str| object.data.pointer(&format!("/spec/configuration{path}")).cloned();
         let entry = json!({"mdevNameSelector": "GRID T4-4Q", "resourceName": Q4, "externalResourceProvider": true});
