@@ -11,7 +11,7 @@ use crds::{
     v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
-    Function, Holder, Inventory, Journal, Kernel, PciAddress, Root, observe_except,
+    Binding, Function, Holder, Inventory, Journal, Kernel, PciAddress, Root, deviations, observe_except,
     vgpu::{
         self, ApplyError, Framework, Layout, NoVgpu, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, framework,
         vgpu_holders, vgpus,
@@ -104,7 +104,8 @@ impl VgpuManager {
         let before = work.steps.len();
         for gpu in addresses(&view.inventory) {
             let in_the_way = match wish.mode(gpu) {
-                Some(WorkloadMode::VmPassthrough) => true,
+                // Of a GPU that is there already they are somebody's choice.
+                Some(WorkloadMode::VmPassthrough) => !deviations(&view.inventory, gpu, Binding::Vfio).is_empty(),
                 Some(WorkloadMode::Container) => false,
                 Some(WorkloadMode::VmVgpu) | None => continue,
             };

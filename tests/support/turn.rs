@@ -149,8 +149,14 @@ impl Turn {
         join_all(list(&pods).await.iter().map(|pod| pods.delete(pod, &at_once))).await;
         remove(&self.metadata_of::<GPUNode>()).await;
         let nodes: Api<Node> = self.all();
-        let fake: Vec<String> = list(&nodes).await.into_iter().filter(|node| node != machine::NODE).collect();
+        let (real, fake): (Vec<String>, Vec<String>) =
+            list(&nodes).await.into_iter().partition(|node| node == machine::NODE);
         remove_named(&nodes, &fake).await;
+        // A test that failed may have let operands onto the real node: they would never be ready for the others.
+        let closed = json!({"metadata": {"labels": {labels::DEPLOY_OPERANDS: "false"}}});
+        for node in real {
+            let _ = nodes.patch_metadata(&node, &PatchParams::default(), &Patch::Merge(&closed)).await;
+        }
         remove_named(&self.ours::<Lease>(), &[LEASE.to_owned()]).await;
     }
 

@@ -166,8 +166,6 @@ fn the_chain_of_a_container_node_stops_at_the_link_that_is_broken_and_says_why()
         host.host_library(&[]);
         try_again(t).await;
         broken(t, "toolkit", "ToolkitNotValidated", "this container has been given no GPU").await;
-        let shown = t.cluster.kubectl(&["describe", "pod", "-n", NAMESPACE, "-l", VALIDATOR]).expect("kubectl");
-        assert!(shown.contains("this container has been given no GPU"), "{shown}");
 
         host.library("nvml", &[], "nvidia/lib/libnvidia-ml.so.1");
         host.library("cuda", &["-DFAULT=1"], "nvidia/lib/libcuda.so.1");
