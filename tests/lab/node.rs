@@ -242,7 +242,9 @@ impl Lab {
 
     pub async fn pod(&self, name: &str, resource: &str, count: u32) -> Pod {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
-        let script = "env | grep PCI_RESOURCE; ls -R /dev/vfio; ls /dev/iommu; exec sleep 1000000";
+        // As the container was given it: a shell drops variables whose names it could not have, as of types with a hyphen.
+        let script =
+            "tr '\\0' '\\n' </proc/1/environ | grep PCI_RESOURCE; ls -R /dev/vfio; ls /dev/iommu; exec sleep 1000000";
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
             "spec": {
