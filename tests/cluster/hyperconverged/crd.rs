@@ -1,6 +1,6 @@
 //! HyperConverged's CRD, as far as gpuvirt reads, writes or advises on it.
 //!
-//! Compared field by field with the CRDs of HyperConverged 1.14.0, 1.16.0, 1.17.0, 1.18.0, 1.19.0 and 1.20.0 (`hco00.crd.yaml`):
+//! Fields after the CRDs of HyperConverged 1.17.0 and 1.20.0, versions after those of 1.14.0 to 1.20.0 (`hco00.crd.yaml`):
 //!
 //! | release | `v1beta1` | `v1` | conversion |
 //! |---|---|---|---|
@@ -8,7 +8,7 @@
 //! | 1.18 | stored | served | webhook |
 //! | from 1.19 | served, deprecated | stored | webhook |
 //!
-//! `permittedHostDevices` has the same fields in all of them. `mediatedDevicesConfiguration` has not: `enabled` is new in
+//! `permittedHostDevices` has the same fields in both. `mediatedDevicesConfiguration` has not: `enabled` is new in
 //! `v1`; `v1beta1` refuses the field without a type in it (a CEL rule). Both versions are structural, so what is not named
 //! is dropped; here as well, and what gpuvirt does not touch is left out.
 
