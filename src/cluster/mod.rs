@@ -4,6 +4,14 @@ pub mod apply;
 pub mod events;
 pub mod lease;
 
+use crds::labels;
+use kube::api::PatchParams;
+
+/// Of a merge patch by the operator.
+pub fn merges() -> PatchParams {
+    PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
 /// The object has gone, or another one has its name by now, or somebody wrote it meanwhile: its own event brings the next
 /// look at it.
 pub fn gone(error: &kube::Error) -> bool {

@@ -12,7 +12,7 @@ use kube::{
 };
 use tokio::task::AbortHandle;
 
-use super::world::follow_projected;
+use super::world::{filled, follow_projected};
 
 pub struct PodWatches {
     pods: Api<Pod>,
@@ -41,8 +41,7 @@ impl PodWatches {
     pub fn get(&self, key: &str) -> Option<Vec<Arc<Pod>>> {
         let watched = self.watched.lock().expect("watches lock should not be poisoned");
         let store = &watched.get(key)?.store;
-        futures::FutureExt::now_or_never(store.wait_until_ready())?.ok()?;
-        Some(store.state())
+        filled(store).then(|| store.state())
     }
 
     /// Begins to watch, if it has not begun. `touched` hears of the list and of each change.

@@ -7,7 +7,7 @@ use crds::{
     v1::ClusterPolicy,
     v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig},
 };
-use futures::{StreamExt, future::BoxFuture};
+use futures::{FutureExt, StreamExt, future::BoxFuture};
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSet,
@@ -264,4 +264,13 @@ where
         }
     };
     (store, Box::pin(work))
+}
+
+/// A store that is not filled yet looks like a cluster without objects.
+pub fn filled<K>(store: &Store<K>) -> bool
+where
+    K: reflector::Lookup + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    store.wait_until_ready().now_or_never().is_some_and(|ready| ready.is_ok())
 }

@@ -1,6 +1,6 @@
 //! One CRD, watched by name as metadata: whether its kind is served is an event, not a poll.
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::future::BoxFuture;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
@@ -9,7 +9,7 @@ use kube::{
 };
 
 use super::Error;
-use crate::operator::world::follow;
+use crate::operator::world::{filled, follow};
 
 pub struct Crd {
     client: Client,
@@ -61,13 +61,4 @@ impl Crd {
         let established = conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True");
         Ok(if established { Served::Here(Box::new(crd)) } else { Served::NotYet })
     }
-}
-
-/// A store that is not filled yet looks like a cluster without objects.
-pub fn filled<K>(store: &Store<K>) -> bool
-where
-    K: kube::runtime::reflector::Lookup + Clone + 'static,
-    K::DynamicType: Eq + std::hash::Hash + Clone,
-{
-    store.wait_until_ready().now_or_never().is_some_and(|ready| ready.is_ok())
 }

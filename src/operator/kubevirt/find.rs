@@ -15,12 +15,12 @@ use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{
     Error,
-    crd::{Crd, Served, filled},
+    crd::{Crd, Served},
     dialect::{Dialect, Kind},
     mediated::Switch,
     permitted::Permitted,
 };
-use crate::operator::world::follow_as;
+use crate::operator::world::{filled, follow_as};
 
 /// An object that has, or could have, entries of ours.
 #[derive(Clone)]

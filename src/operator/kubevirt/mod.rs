@@ -35,7 +35,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams},
+    api::{DynamicObject, Patch},
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -52,7 +52,10 @@ pub use self::{
     offers::devices,
     permitted::{Device, Permitted},
 };
-use crate::cluster::events::{Events, Notice};
+use crate::cluster::{
+    events::{Events, Notice},
+    merges,
+};
 
 /// Condition: VMs may have what the nodes offer.
 pub const WIRED: &str = "KubeVirtWired";
@@ -217,17 +220,15 @@ impl Wiring {
         for _ in 0..ATTEMPTS {
             let Decision { change, verdict } = decide(&object).await?;
             let Some(change) = change else { return Ok(Some(verdict)) };
-            let params =
-                PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
             let patch = Patch::Merge(conditional(&change, &object));
             // An entry that lost a field on its way would be worse than none: what would come of it is asked first.
-            if !tried && let Ok(live) = api.patch(&place.name, &params.clone().dry_run(), &patch).await {
+            if !tried && let Ok(live) = api.patch(&place.name, &merges().dry_run(), &patch).await {
                 if decide(&live).await?.change.is_some() {
                     return Ok(Some(dropped(&place)));
                 }
                 tried = true;
             }
-            match api.patch(&place.name, &params, &patch).await {
+            match api.patch(&place.name, &merges(), &patch).await {
                 Ok(live) => {
                     tracing::info!(%place, permitted = names(&change.permitted), withdrawn = names(&change.withdrawn), "written");
                     self.publish(&change, &place, &live).await;

@@ -54,7 +54,7 @@ use super::{
     vmi::Instances,
     world::{NodeWork, World},
 };
-use crate::cluster::{events::Events, gone};
+use crate::cluster::{events::Events, gone, merges};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -182,8 +182,7 @@ async fn patch_labels(client: &Client, node: &NodeMeta, labels: BTreeMap<String,
     }
     let nodes: Api<NodeMeta> = Api::all(client.clone());
     let patch = json!({"metadata": {"uid": node.uid(), "labels": labels}});
-    let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
-    match nodes.patch_metadata(&node.name_any(), &params, &Patch::Merge(&patch)).await {
+    match nodes.patch_metadata(&node.name_any(), &merges(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(error) if gone(&error) => Ok(()),
         Err(source) => Err(Error::PatchNode { node: node.name_any(), source: Box::new(source) }),

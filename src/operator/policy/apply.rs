@@ -12,10 +12,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::Timestamp,
 };
-use kube::{
-    Api, Resource, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Resource, ResourceExt, api::Patch};
 use serde_json::json;
 
 use super::{
@@ -25,7 +22,7 @@ use super::{
     status::{READY, policy_status},
 };
 use crate::{
-    cluster::{apply::Applier, events::Notice, gone},
+    cluster::{apply::Applier, events::Notice, gone, merges},
     operator::world::Guarded,
 };
 
@@ -146,8 +143,7 @@ pub(super) async fn write_policy_status(
     // By merge patch: the list of conditions is replaced whole, also where the peer's schema has no list map.
     let api: Api<Guarded<ClusterPolicy>> = Api::all(context.client.clone());
     let patch = json!({"metadata": {"uid": policy.uid()}, "status": status});
-    let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
-    match api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
+    match api.patch_status(&name, &merges(), &Patch::Merge(&patch)).await {
         Ok(_) => {}
         Err(error) if gone(&error) => return Ok(()),
         Err(source) => return Err(Error::Status { kind: "ClusterPolicy", name, source: Box::new(source) }),

@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use crds::{
     conditions::{Verdict, merge},
-    labels,
     v1alpha1::{DriverState, NVIDIADriver, NVIDIADriverStatus},
 };
 use futures::future::BoxFuture;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    api::Patch,
     runtime::{reflector::Store, watcher},
 };
 use serde_json::json;
@@ -23,10 +22,10 @@ use super::{
     validate::{Asked, NVIDIADrivers, Problem},
 };
 use crate::{
-    cluster::gone,
+    cluster::{gone, merges},
     operator::{
-        kubevirt::crd::{Crd, Served, filled},
-        world::{Guarded, follow},
+        kubevirt::crd::{Crd, Served},
+        world::{Guarded, filled, follow},
     },
 };
 
@@ -163,9 +162,8 @@ pub(super) async fn write_statuses(
         }
         let api: Api<Guarded<NVIDIADriver>> = Api::all(context.client.clone());
         let patch = json!({"metadata": {"uid": driver.uid()}, "status": status});
-        let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
         let name = driver.name_any();
-        match api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
+        match api.patch_status(&name, &merges(), &Patch::Merge(&patch)).await {
             Ok(_) => {}
             Err(error) if gone(&error) => {}
             Err(source) => return Err(Error::Status { kind: "NVIDIADriver", name, source: Box::new(source) }),

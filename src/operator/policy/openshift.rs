@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use kube::{
     Api, Client,
     api::DynamicObject,
-    core::ApiResource,
+    core::{ApiResource, GroupVersionKind},
     runtime::{reflector::Store, watcher},
 };
 use serde_json::Value;
@@ -19,8 +19,8 @@ use tokio::{sync::Notify, task::AbortHandle};
 
 use super::validate::{OpenShift, Platform, Proxy};
 use crate::operator::{
-    kubevirt::crd::{Crd, filled},
-    world::follow_as,
+    kubevirt::crd::Crd,
+    world::{filled, follow_as},
 };
 
 /// No other platform has it.
@@ -80,14 +80,8 @@ impl Watched {
 
     fn watch(&self) -> Objects {
         let mut tasks = Vec::new();
-        let mut one = |group: &str, kind: &str, plural: &str, namespace: Option<&str>, name: &str| {
-            let kind = ApiResource {
-                group: group.to_owned(),
-                version: "v1".to_owned(),
-                api_version: format!("{group}/v1"),
-                kind: kind.to_owned(),
-                plural: plural.to_owned(),
-            };
+        let mut one = |group: &str, kind: &str, namespace: Option<&str>, name: &str| {
+            let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
             let api: Api<DynamicObject> = match namespace {
                 Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
                 None => Api::all_with(self.client.clone(), &kind),
@@ -98,9 +92,9 @@ impl Watched {
             tasks.push(tokio::spawn(work).abort_handle());
             store
         };
-        let version = one("config.openshift.io", "ClusterVersion", "clusterversions", None, "version");
-        let proxy = one("config.openshift.io", "Proxy", "proxies", None, "cluster");
-        let toolkit = one("image.openshift.io", "ImageStream", "imagestreams", Some("openshift"), "driver-toolkit");
+        let version = one("config.openshift.io", "ClusterVersion", None, "version");
+        let proxy = one("config.openshift.io", "Proxy", None, "cluster");
+        let toolkit = one("image.openshift.io", "ImageStream", Some("openshift"), "driver-toolkit");
         Objects { version, proxy, toolkit, tasks }
     }
 }

@@ -4,13 +4,13 @@ use crds::labels;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{EvictParams, Patch, PatchParams},
+    api::{EvictParams, Patch},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::json;
 
 use super::state::Gate;
-use crate::cluster::gone;
+use crate::cluster::{gone, merges};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -26,12 +26,7 @@ pub enum Error {
 
 /// Whether new pods may come: the mark is in the metadata that is watched, the rest is read when it counts.
 pub async fn gate(client: &Client, node: &str, marked: bool) -> Result<Gate, Error> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let failed = |source| Error::ReadNode { node: node.to_owned(), source: Box::new(source) };
-    let closed = match nodes.get_opt(node).await.map_err(failed)? {
-        Some(node) => node.spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
-        None => false,
-    };
+    let closed = live(client, node).await?.is_some_and(|node| closed(&node));
     Ok(match (closed, marked) {
         (false, _) => Gate::Open,
         (true, true) => Gate::Ours,
@@ -41,12 +36,7 @@ pub async fn gate(client: &Client, node: &str, marked: bool) -> Result<Gate, Err
 
 /// Closes the node and says in the same write that it was us. Somebody who closed it meanwhile is left to open it.
 pub async fn cordon(client: &Client, node: &str, change: &str) -> Result<(), Error> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let failed = |source| Error::ReadNode { node: node.to_owned(), source: Box::new(source) };
-    let Some(live) = nodes.get_opt(node).await.map_err(failed)? else { return Ok(()) };
-    if live.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false) {
-        return Ok(());
-    }
+    let Some(live) = live(client, node).await?.filter(|node| !closed(node)) else { return Ok(()) };
     let patch = json!({
         "metadata": {
             "uid": live.uid(),
@@ -55,21 +45,29 @@ pub async fn cordon(client: &Client, node: &str, change: &str) -> Result<(), Err
         },
         "spec": {"unschedulable": true},
     });
-    write(&nodes, node, &patch).await
+    write(client, node, &patch).await
 }
 
 pub async fn uncordon(client: &Client, node: &str, uid: Option<String>) -> Result<(), Error> {
-    let nodes: Api<Node> = Api::all(client.clone());
     let patch = json!({
         "metadata": {"uid": uid, "annotations": {labels::CORDONED: null}},
         "spec": {"unschedulable": null},
     });
-    write(&nodes, node, &patch).await
+    write(client, node, &patch).await
 }
 
-async fn write(nodes: &Api<Node>, node: &str, patch: &serde_json::Value) -> Result<(), Error> {
-    let params = PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() };
-    match nodes.patch(node, &params, &Patch::Merge(patch)).await {
+async fn live(client: &Client, node: &str) -> Result<Option<Node>, Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    nodes.get_opt(node).await.map_err(|source| Error::ReadNode { node: node.to_owned(), source: Box::new(source) })
+}
+
+fn closed(node: &Node) -> bool {
+    node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false)
+}
+
+async fn write(client: &Client, node: &str, patch: &serde_json::Value) -> Result<(), Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    match nodes.patch(node, &merges(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
         Err(error) if gone(&error) => Ok(()),
         Err(source) => Err(Error::Cordon { node: node.to_owned(), source: Box::new(source) }),

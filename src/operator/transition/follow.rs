@@ -6,13 +6,13 @@ use crds::{
     labels,
     v1alpha1::{GPUNode, GPUTransition, NodePhase, TransitionPhase, TransitionStage},
 };
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
-use kube::{Client, ResourceExt, core::PartialObjectMeta, runtime::reflector::Store};
+use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
+use kube::{Client, Resource, ResourceExt, core::PartialObjectMeta, runtime::reflector::Store};
 
 use super::{
     act,
     budget::{Budget, Fleet},
-    next::advance,
+    next::{advance, why},
     object::{self, Objects},
     plan::{Affected, Change, plan},
     record,
@@ -122,7 +122,7 @@ impl Transitions {
         let name = node.name_any();
         let affected = affected(&standing.findings.users);
         let change = Change { node: &name, from, to: standing.desired, gpus: addresses(standing) };
-        let object = record::begin(&change, &plan(&change, &affected, cordons(rules, &affected)), owner(node));
+        let object = record::begin(&change, &plan(&change, &affected, cordons(rules, &affected)), node.owner_ref(&()));
         Ok(self.objects.create(&object).await?)
     }
 
@@ -350,18 +350,4 @@ fn held(node: &NodeMeta) -> Option<Blocked> {
 
 fn begins() -> Blocked {
     why("Checking", "the change is being written down")
-}
-
-fn why(reason: &str, message: impl Into<String>) -> Blocked {
-    Blocked { reason: reason.to_owned(), message: message.into() }
-}
-
-fn owner(node: &NodeMeta) -> OwnerReference {
-    OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Node".to_owned(),
-        name: node.name_any(),
-        uid: node.uid().unwrap_or_default(),
-        ..OwnerReference::default()
-    }
 }

@@ -1,19 +1,19 @@
 //! Reading and writing `GPUTransition` objects, by what was written last where the watch is behind.
 
-use crds::{
-    labels,
-    v1alpha1::{GPUTransition, GPUTransitionStatus},
-};
+use crds::v1alpha1::{GPUTransition, GPUTransitionStatus};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, Patch, PostParams, Preconditions},
     core::error_boundary::InvalidObject,
     runtime::reflector::{ObjectRef, Store},
 };
 use serde_json::json;
 
 use super::{latest::Latest, plan::Plan};
-use crate::{cluster::gone, operator::world::Guarded};
+use crate::{
+    cluster::{gone, merges},
+    operator::world::Guarded,
+};
 
 #[derive(Debug, thiserror::Error)]
 #[error("GPUTransition {name} cannot be written")]
@@ -56,7 +56,7 @@ impl Objects {
     pub async fn plan_anew(&self, object: &GPUTransition, plan: &Plan) -> Result<Option<GPUTransition>, Error> {
         let patch = json!({"metadata": same(object), "spec": {"planHash": plan.hash, "approved": null}});
         let name = object.name_any();
-        let done = self.api.patch(&name, &params(), &Patch::Merge(&patch)).await;
+        let done = self.api.patch(&name, &merges(), &Patch::Merge(&patch)).await;
         self.written(&name, done)
     }
 
@@ -73,7 +73,7 @@ impl Objects {
         }
         let name = object.name_any();
         let patch = json!({"metadata": same(object), "status": status});
-        let done = self.api.patch_status(&name, &params(), &Patch::Merge(&patch)).await;
+        let done = self.api.patch_status(&name, &merges(), &Patch::Merge(&patch)).await;
         self.written(&name, done)
     }
 
@@ -105,8 +105,4 @@ impl Objects {
 
 fn same(object: &GPUTransition) -> serde_json::Value {
     json!({"uid": object.uid(), "resourceVersion": object.resource_version()})
-}
-
-fn params() -> PatchParams {
-    PatchParams { field_manager: Some(labels::OPERATOR_MANAGER.to_owned()), ..PatchParams::default() }
 }

@@ -16,7 +16,7 @@ use super::{
 const HISTORY: usize = 40;
 
 /// The object of a change that begins, with the node's name: a node makes one change at a time.
-pub fn begin(change: &Change<'_>, plan: &Plan, owner: OwnerReference) -> GPUTransition {
+pub fn begin(change: &Change<'_>, plan: &Plan, owner: Option<OwnerReference>) -> GPUTransition {
     let spec = GPUTransitionSpec {
         node: change.node.to_owned(),
         from: change.from,
@@ -25,7 +25,7 @@ pub fn begin(change: &Change<'_>, plan: &Plan, owner: OwnerReference) -> GPUTran
         approved: None,
     };
     let mut object = GPUTransition::new(change.node, spec);
-    object.metadata.owner_references = Some(vec![owner]);
+    object.metadata.owner_references = owner.map(|owner| vec![owner]);
     object
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     fn object() -> GPUTransition {
         let change = Change { node: "n1", from: WorkloadMode::Container, to: WorkloadMode::VmVgpu, gpus: Vec::new() };
-        begin(&change, &plan(), OwnerReference::default())
+        begin(&change, &plan(), None)
     }
 
     fn plan() -> Plan {

@@ -13,10 +13,7 @@ use super::{
     config::{Config, Fault},
     defaults,
 };
-use crate::operator::{
-    kubevirt::crd::filled,
-    world::{NodeWork, Wake, follow},
-};
+use crate::operator::world::{NodeWork, Wake, filled, follow};
 
 /// Key of the file in a ConfigMap.
 pub const KEY: &str = "config.yaml";
