@@ -2,7 +2,7 @@
 
 use crds::{labels, v1::PolicyState, v1alpha1::GPUNode};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
-use kube::{Api, ResourceExt, api::DeleteParams, runtime::watcher};
+use kube::{Api, ResourceExt, api::DeleteParams};
 use serde_json::json;
 
 use crate::{
@@ -115,18 +115,18 @@ fn a_vanished_hint_tears_nothing_down() {
         let present = |node: &Node| node.labels().get(labels::GPU_PRESENT).is_some_and(|value| value == "true");
         wait::until(&nodes, "n2", "a hint is worth one label", present).await;
 
-        let labelled = Tape::<Node>::start(t.all(), watcher::Config::default()).await;
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
+        let first = Tape::<Node>::of(t.all(), "n1").await;
+        let second = Tape::<Node>::of(t.all(), "n2").await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
         let gone = version(&label(t, "n1", &[(hint, None)]).await);
         label(t, "n2", &[(hint, None)]).await;
         // What is answered later was seen later: both nodes' changes have been dealt with by then.
         label(t, "n1", &[("nvidia.com/gpu.deploy.client", None)]).await;
         let after = until_deployed(t, "n1", &PASSTHROUGH).await;
         assert!(present(&after));
-        let lost = labelled.ever(gone, |w| {
-            matches!(w, Written::Is(n) if !present(n) || (n.name_any() == "n1" && deployed(n).len() < PASSTHROUGH.len() - 1))
-        });
-        assert!(!lost, "labels stay");
+        let closed = |n: &Node| deployed(n).len() < PASSTHROUGH.len() - 1;
+        assert!(!first.ever(gone, |w| matches!(w, Written::Is(n) if !present(n) || closed(n))), "labels stay");
+        assert!(!second.ever(gone, |w| matches!(w, Written::Is(n) if !present(n))), "a hint's label stays");
         let mode_kept = |n: &GPUNode| n.spec.mode == Some(crds::WorkloadMode::VmPassthrough);
         assert!(!written.ever(gone, |w| matches!(w, Written::Is(n) if !mode_kept(n))), "the mode stays");
     });
@@ -147,8 +147,8 @@ fn a_deleted_node_is_not_brought_back_and_neither_is_its_gpunode() {
         let served = agent.until_reason(t, true, "Serving").await;
         let nodes: Api<Node> = t.all();
         let node = nodes.get("n1").await.expect("n1");
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
-        let labelled = Tape::<Node>::start(t.all(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
+        let labelled = Tape::<Node>::start(t.all()).await;
         nodes.delete("n1", &DeleteParams::default()).await.expect("deletable");
         wait::until_gone(&nodes, &node, "the node goes").await;
         wait::until_gone(&t.all(), &served, "the GPUNode goes with its node").await;

@@ -6,7 +6,7 @@ use crds::{
     v1alpha1::{Advertise, GPUNode, NodePhase},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{Api, ResourceExt, api::ListParams, runtime::watcher};
+use kube::{Api, ResourceExt, api::ListParams};
 
 use crate::support::{
     agents::{self, Agent, T4, qemu, t4},
@@ -67,9 +67,9 @@ fn a_mode_change_withdraws_waits_for_pods_switches_and_serves_only_then() {
         let agent = Agent::start(t, "n1", vec![t4("0000:18:00.0"), t4("0000:19:00.0")]).await;
         let driver = serving_containers(t, &agent).await;
         until_deployed(t, "n1", &CONTAINER).await;
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
-        let labelled = Tape::<Node>::start(t.all(), watcher::Config::default()).await;
-        let pods = Tape::<Pod>::start(t.ours(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
+        let labelled = Tape::<Node>::of(t.all(), "n1").await;
+        let pods = Tape::<Pod>::start(t.ours()).await;
 
         kubelets.hold_endings();
         agent.change(|host| host.obeys = false);
@@ -138,7 +138,7 @@ fn on_the_way_back_devices_are_withdrawn_before_the_driver_is_asked_for() {
         policies::create(t, policies::valid(POLICY)).await;
         let served = agent.until_reason(t, true, "Serving").await;
         assert_eq!(agents::agent(&served).expect("a report").resources[0].name, T4);
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
         let flip = version(&label(t, "n1", &[(labels::WORKLOAD_CONFIG, None)]).await);
         agent.until_reason(t, true, "Serving").await;
         agent
@@ -171,7 +171,7 @@ fn a_vm_keeps_its_mode_and_the_change_happens_when_the_vm_ends() {
         agent.until_reason(t, true, "Serving").await;
         agent.change(|host| host.gpus[0].holders = vec![qemu(4711)]);
         agent.until(t, "the VM is seen", |n| agents::agent(n).is_some_and(|a| a.summary.in_use == 1)).await;
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
         let node = label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("container"))]).await;
 
         let held = agent.until_reason(t, false, "GPUInUse").await;

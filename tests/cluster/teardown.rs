@@ -65,8 +65,8 @@ fn an_idle_node_is_released_and_nothing_is_left() {
         let _kubelets = Kubelets::start(t);
         let _operator = t.operator("op-1").await;
         let (_agent, policy) = serving_vms(t).await;
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
-        let sets = Tape::<DaemonSet>::start(t.ours(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
+        let sets = Tape::<DaemonSet>::start(t.ours()).await;
         delete(t).await;
         nothing_is_left(t, &policy).await;
         let released = written.first(0, "released", |w| {
@@ -122,7 +122,7 @@ fn a_forced_teardown_gives_up_on_the_vm() {
         let (agent, policy) = serving_vms(t).await;
         agent.change(|host| host.gpus[0].holders = vec![qemu(4711)]);
         agent.until(t, "the VM is seen", |n| agents::agent(n).is_some_and(|a| a.summary.in_use == 1)).await;
-        let written = Tape::<GPUNode>::start(t.all(), watcher::Config::default()).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
         delete(t).await;
         policies::until(t, POLICY, PolicyState::NotReady, "TearingDown", &["qemu-kvm"]).await;
         policies::patch(t, POLICY, &json!({"metadata": {"annotations": {labels::FORCE_TEARDOWN: "true"}}})).await;

@@ -109,7 +109,7 @@ fn a_change_leaves_a_record_of_its_plan_and_of_each_phase_and_closes_no_idle_nod
         let _operator = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let agent = container_node(t, "n1").await;
-        let watched = Tape::<Node>::start(t.all(), watcher::Config::default()).await;
+        let watched = Tape::<Node>::of(t.all(), "n1").await;
         let flip = to_passthrough(t, "n1").await;
         let done = until_phase(t, "n1", Phase::Done, "Serving").await;
         let expected = [

@@ -9,10 +9,10 @@ HOST_IP=10.87.0.1
 GUEST_IP=10.87.0.2
 TAP=${TAP:-vmnode0}
 [ ! -e "$STATE/vm-out" ] || { echo "$STATE has a virtual machine already; run down.sh first" >&2; exit 1; }
-! ip link show "$TAP" >/dev/null 2>&1 || { echo "$TAP exists: only one node can run on a machine" >&2; exit 1; }
 
-# The first of its programs is started when all of that is written.
-until_ok 60 test -s "$STATE/pids/etcd"
+# The first of its programs is started when all of that is written, and when nodes of earlier runs have gone.
+until_ok 180 test -s "$STATE/pids/etcd"
+! ip link show "$TAP" >/dev/null 2>&1 || { echo "$TAP exists: only one node can run on a machine" >&2; exit 1; }
 . "$STATE/env"
 share $HOST_IP $GUEST_IP "$(readlink -f "$STATE/bin/kube")"
 echo $GUEST_IP/2222 >"$VM/shell"

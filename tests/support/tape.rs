@@ -37,8 +37,17 @@ impl<K> Tape<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    /// Runs from now on.
-    pub async fn start(api: Api<K>, config: watcher::Config) -> Self {
+    /// Of all that the API shows, from now on.
+    pub async fn start(api: Api<K>) -> Self {
+        Self::run(api, watcher::Config::default()).await
+    }
+
+    /// Of one object: where the host is a node too, nodes that no test has made are written at any time.
+    pub async fn of(api: Api<K>, name: &str) -> Self {
+        Self::run(api, watcher::Config::default().fields(&format!("metadata.name={name}"))).await
+    }
+
+    async fn run(api: Api<K>, config: watcher::Config) -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (ready, mut is_ready) = watch::channel(false);
         let tape = seen.clone();

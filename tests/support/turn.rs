@@ -1,6 +1,6 @@
 //! Tests take turns on one control plane, and each begins on a clean one.
 
-use std::sync::OnceLock;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use crds::{
     labels,
@@ -152,10 +152,8 @@ impl Turn {
         let (real, fake): (Vec<String>, Vec<String>) =
             list(&nodes).await.into_iter().partition(|node| node == machine::NODE);
         remove_named(&nodes, &fake).await;
-        // A test that failed may have let operands onto the real node: they would never be ready for the others.
-        let closed = json!({"metadata": {"labels": {labels::DEPLOY_OPERANDS: "false"}}});
         for node in real {
-            let _ = nodes.patch_metadata(&node, &PatchParams::default(), &Patch::Merge(&closed)).await;
+            empty(&nodes, &node).await;
         }
         remove_named(&self.ours::<Lease>(), &[LEASE.to_owned()]).await;
     }
@@ -207,6 +205,19 @@ impl Turn {
         })
         .await;
     }
+}
+
+/// Operands that a test has let onto the real node would never be ready for the others, and an operator that the test
+/// took with it at its end has not taken their labels back.
+async fn empty(nodes: &Api<Node>, name: &str) {
+    let node = nodes.get_metadata(name).await.expect("a node should be readable");
+    let deploys =
+        node.labels().keys().filter(|key| key.starts_with(labels::DEPLOY_PREFIX) || *key == labels::GPU_PRESENT);
+    let mut labels: BTreeMap<&str, Option<&str>> = deploys.map(|key| (key.as_str(), None)).collect();
+    labels.insert(labels::DEPLOY_OPERANDS, Some("false"));
+    let patch = json!({"metadata": {"labels": labels}});
+    let done = nodes.patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+    done.expect("a node should be patchable");
 }
 
 async fn list<K: Resource + Clone + DeserializeOwned + std::fmt::Debug>(api: &Api<K>) -> Vec<String> {

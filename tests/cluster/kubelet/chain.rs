@@ -22,7 +22,7 @@ use crate::support::{
     agents::operator,
     cluster::{command, run},
     machine::{Machine, NODE},
-    nodes::label,
+    nodes::{label, until_deployed},
     policies,
     turn::{Turn, turn},
     wait,
@@ -197,5 +197,6 @@ fn the_chain_of_a_container_node_stops_at_the_link_that_is_broken_and_says_why()
 
         offer_gpus(t, Value::Null).await;
         label(t, NODE, &[(DEPLOY_OPERANDS, Some("false"))]).await;
+        until_deployed(t, NODE, &[]).await;
     });
 }

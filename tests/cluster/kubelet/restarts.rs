@@ -7,7 +7,6 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Node;
-use kube::runtime::watcher;
 use vfio::testing;
 
 use super::{NODE, T4, allocatable, eight_t4, forget_resource, offered, offering, real_node, start_agent};
@@ -32,8 +31,7 @@ fn a_restart_of_the_agent_does_not_show_in_the_capacity_and_takes_two_seconds_at
         let host = eight_t4();
         let mut agent = offering(t, host.path(), 8).await;
         let since = version(&allocatable(t, "8").await);
-        let config = watcher::Config::default().fields(&format!("metadata.name={NODE}"));
-        let tape = Tape::<Node>::start(t.all(), config).await;
+        let tape = Tape::<Node>::of(t.all(), NODE).await;
         for gently in [true, false] {
             let began = Instant::now();
             match gently {
