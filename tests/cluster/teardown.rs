@@ -8,7 +8,6 @@ use k8s_openapi::api::{
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, ListParams},
-    runtime::watcher,
 };
 use serde_json::json;
 

@@ -13,7 +13,6 @@ use k8s_openapi::api::{
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams},
-    runtime::watcher,
 };
 use serde_json::{Value, json};
 
