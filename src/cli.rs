@@ -10,7 +10,7 @@ mod images;
 
 use crate::{
     agent,
-    cluster_command::{Target, approve, explain},
+    cluster_command::{Target, approve, explain, plan as node_plan},
     cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
@@ -46,7 +46,8 @@ enum Command {
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
-    /// Exits with 2 where a GPU cannot go to that mode now.
+    /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
+    /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
     Plan(PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
@@ -150,10 +151,16 @@ struct InspectArgs {
 
 #[derive(Debug, Args)]
 struct PlanArgs {
+    /// A node of the cluster, instead of this host.
+    #[arg(conflicts_with_all = ["host_root", "machine", "early", "device"])]
+    node: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long, requires = "node")]
+    context: Option<String>,
     #[command(flatten)]
     subject: SubjectArgs,
     #[arg(long, value_enum, default_value = "vm-passthrough")]
-    mode: plan::Mode,
+    mode: node_plan::Mode,
     /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
     /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
     #[arg(long, conflicts_with = "mode")]
@@ -254,11 +261,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let subject = args.subject.into();
-            let possible = match args.early {
-                true => early::run(&subject, &args.device, args.output)?,
-                false => plan::run(&subject, args.mode, &args.device, args.output)?,
-            };
+            let possible = planned(args)?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Explain(Explain::Vmi(args)) => {
@@ -291,6 +294,19 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn planned(args: PlanArgs) -> anyhow::Result<bool> {
+    if let Some(node) = args.node {
+        let target = Target { context: args.context, namespace: None };
+        return Ok(runtime()?.block_on(Box::pin(node_plan::run(&target, &node, args.mode, args.output)))?);
+    }
+    let subject = args.subject.into();
+    if args.early {
+        return Ok(early::run(&subject, &args.device, args.output)?);
+    }
+    let mode = args.mode.of_host().context("--mode vm-vgpu: needs a node of the cluster, which has the layout")?;
+    Ok(plan::run(&subject, mode, &args.device, args.output)?)
 }
 
 /// One thread: both programs wait far more than they work, and each further thread costs memory on every node.

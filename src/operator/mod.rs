@@ -166,6 +166,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         runtimes: policy::Runtimes::default(),
         nvidia_drivers,
         openshift,
+        windows: policy::LastWindows::default(),
         node_policy: policy_tx,
     });
     wake.policy.notify_one();

@@ -19,6 +19,7 @@ mod leadership;
 mod metrics;
 mod modes;
 mod openshift;
+mod planning;
 mod policy;
 mod rolling;
 mod schema;

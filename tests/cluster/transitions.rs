@@ -36,14 +36,14 @@ const POLICY: &str = "cluster-policy";
 const ML: &str = "ml";
 
 /// A container node that serves, and its agent.
-async fn container_node(t: &Turn, name: &str) -> Agent {
+pub async fn container_node(t: &Turn, name: &str) -> Agent {
     nodes::create(t, name, &[]).await;
     let agent = Agent::start(t, name, vec![t4("0000:18:00.0")]).await;
     agent.until_reason(t, true, "Serving").await;
     agent
 }
 
-async fn to_passthrough(t: &Turn, node: &str) -> u64 {
+pub async fn to_passthrough(t: &Turn, node: &str) -> u64 {
     version(&nodes::label(t, node, &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await)
 }
 
@@ -55,11 +55,11 @@ pub async fn until_phase(t: &Turn, node: &str, phase: Phase, reason: &str) -> GP
     .await
 }
 
-fn phases(object: &GPUTransition) -> Vec<Phase> {
+pub fn phases(object: &GPUTransition) -> Vec<Phase> {
     object.status.iter().flat_map(|status| status.history.iter().map(|event| event.phase)).collect()
 }
 
-async fn config(t: &Turn, spec: Value) {
+pub async fn config(t: &Turn, spec: Value) {
     let object = json!({"apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": "default"}, "spec": spec});
     let configs: Api<GPUVirtConfig> = t.all();
     let params = PatchParams::apply("a-test").force();
@@ -67,7 +67,7 @@ async fn config(t: &Turn, spec: Value) {
 }
 
 /// A pod of a user that the kubelet has given the node's GPU to.
-async fn gpu_pod(t: &Turn, agent: &Agent, name: &str) -> Pod {
+pub async fn gpu_pod(t: &Turn, agent: &Agent, name: &str) -> Pod {
     let namespaces: Api<Namespace> = t.all();
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
     let _ = namespaces.create(&PostParams::default(), &namespace).await;
@@ -90,7 +90,7 @@ async fn gpu_pod(t: &Turn, agent: &Agent, name: &str) -> Pod {
     pod
 }
 
-async fn unschedulable(t: &Turn, node: &str) -> bool {
+pub async fn unschedulable(t: &Turn, node: &str) -> bool {
     let nodes: Api<Node> = t.all();
     nodes.get(node).await.expect("a node").spec.and_then(|spec| spec.unschedulable).unwrap_or(false)
 }

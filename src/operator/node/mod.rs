@@ -15,7 +15,7 @@ mod tests;
 pub mod users;
 mod vgpus;
 
-pub use self::preflight::{Blocked, InUse, Who};
+pub use self::preflight::{Blocked, Findings, InUse, Who};
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

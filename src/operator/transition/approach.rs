@@ -7,7 +7,9 @@ use super::{
     passage::quiesced,
     rules::Cordon,
     state::{Action, Gate, Observed, Progress, Transition},
+    windows::Moment,
 };
+use crate::operator::node::Blocked;
 
 pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     let Observed { now, rules, .. } = observed;
@@ -28,8 +30,11 @@ pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
-    let waits = why("WaitingForSlot", "other nodes change first: the budget is used up");
-    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits), Action::Wait)
+    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits_for_slot()), Action::Wait)
+}
+
+fn waits_for_slot() -> Blocked {
+    why("WaitingForSlot", "other nodes change first: the budget is used up")
 }
 
 pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
@@ -40,8 +45,13 @@ pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transi
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
+    let stays = |why: Blocked| Transition { reason: why.reason, message: why.message, ..again(at, observed) };
+    if let Moment::Closed { until, said } = rules.windows.at(*now) {
+        let waits = stays(why("OutsideMaintenanceWindow", said));
+        return (Transition { deadline: until.or(waits.deadline), ..waits }, Action::Wait);
+    }
     if !observed.slot {
-        return (again(at, observed), Action::Wait);
+        return (stays(waits_for_slot()), Action::Wait);
     }
     if affected.is_empty() && observed.awaited.is_empty() && rules.cordon == Cordon::WhenInUse {
         return quiesced(at, observed);

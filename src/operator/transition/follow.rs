@@ -270,11 +270,7 @@ impl Transitions {
 
     fn fleet(&self) -> Fleet {
         let all = self.gpu_nodes.state();
-        let operators = all.iter().filter_map(|guarded| guarded.0.as_ref().ok()?.status.as_ref()?.operator.as_ref());
-        let down = |operator: &&crds::v1alpha1::OperatorStatus| {
-            operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
-        };
-        Fleet { nodes: all.len(), unready: operators.filter(down).count() }
+        Fleet { nodes: all.len(), ..fleet(all.iter().filter_map(|guarded| guarded.0.as_ref().ok())) }
     }
 
     async fn tell(&self, node: &NodeMeta, before: &Transition, after: &Transition) {
@@ -303,6 +299,20 @@ impl Transitions {
     }
 }
 
+/// Of these GPU nodes.
+pub(super) fn fleet<'a>(nodes: impl Iterator<Item = &'a GPUNode>) -> Fleet {
+    let mut fleet = Fleet { nodes: 0, unready: 0 };
+    for node in nodes {
+        fleet.nodes += 1;
+        let operator = node.status.as_ref().and_then(|status| status.operator.as_ref());
+        let down = operator.is_some_and(|operator| {
+            operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
+        });
+        fleet.unready += usize::from(down);
+    }
+    fleet
+}
+
 /// Whether the object is about something that is no more.
 fn over(object: &GPUTransition, standing: Option<&Standing>) -> bool {
     let Some(status) = &object.status else { return false };
@@ -315,7 +325,7 @@ fn over(object: &GPUTransition, standing: Option<&Standing>) -> bool {
     }
 }
 
-fn affected(users: &[InUse]) -> Affected {
+pub(super) fn affected(users: &[InUse]) -> Affected {
     let mut affected = Affected::default();
     for InUse { who, said } in users {
         let (list, name) = match who {
@@ -333,11 +343,11 @@ fn affected(users: &[InUse]) -> Affected {
     affected
 }
 
-fn addresses(standing: &Standing) -> Vec<&str> {
+pub(super) fn addresses(standing: &Standing) -> Vec<&str> {
     standing.away.iter().map(String::as_str).collect()
 }
 
-fn cordons(rules: &Rules, affected: &Affected) -> bool {
+pub(super) fn cordons(rules: &Rules, affected: &Affected) -> bool {
     rules.cordon == Cordon::Always || !affected.is_empty()
 }
 
@@ -346,7 +356,7 @@ fn marked(node: &NodeMeta) -> bool {
 }
 
 /// What a person has written on the node.
-fn held(node: &NodeMeta) -> Option<Blocked> {
+pub(super) fn held(node: &NodeMeta) -> Option<Blocked> {
     let says = |key: &str| node.annotations().get(key).is_some_and(|value| value == "true");
     let held = |reason: &str, key: &str, what: &str| {
         let message = format!("annotation {key}=true on the node {what}; remove it, and the change goes on");

@@ -18,11 +18,13 @@ mod next;
 mod object;
 mod passage;
 mod plan;
+pub mod preview;
 mod record;
 pub mod rules;
 mod state;
 #[cfg(test)]
 mod tests;
+pub mod windows;
 
 pub use self::{
     follow::{Error, Step, Transitions},

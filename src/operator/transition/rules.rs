@@ -3,6 +3,8 @@
 use crds::v1alpha1::{Budget, Evict};
 use k8s_openapi::{apimachinery::pkg::util::intstr::IntOrString, jiff::SignedDuration};
 
+use super::windows::Windows;
+
 /// How one kind of change is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -11,6 +13,8 @@ pub struct Rules {
     /// How long pods that were named may take to come to their own end; `None`: as long as they like.
     pub completion: Option<SignedDuration>,
     pub limits: Limits,
+    /// When it may begin.
+    pub windows: Windows,
     pub patience: Patience,
 }
 
@@ -111,6 +115,7 @@ impl Default for Rules {
             cordon: Cordon::WhenInUse,
             completion: None,
             limits: Limits { parallel: Share::Count(1), unavailable: Share::Percent(25) },
+            windows: Windows::default(),
             patience: Patience::default(),
         }
     }

@@ -35,7 +35,7 @@ pub use self::{
     },
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::transition::rules::Rules;
+use crate::operator::transition::{rules::Rules, windows::Windows};
 use crate::operator::{
     node::{
         gates,
@@ -156,7 +156,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         checks: stack::enabled(&policy.spec).contains(&true),
         driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
-        rules: rules(config).unwrap_or_default(),
+        rules: Rules { windows: windows(config).unwrap_or(Windows::Unknown), ..rules(config).unwrap_or_default() },
         claims: match uses_objects(&policy.spec) {
             true => drivers.map(NVIDIADrivers::claims),
             false => Some(Vec::new()),
@@ -192,6 +192,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
     problems.extend(rules(config).err());
+    problems.extend(windows(config).err());
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
@@ -239,6 +240,15 @@ fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
         reason: "InvalidBudget",
         message: format!(
             "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
+        ),
+    })
+}
+
+fn windows(config: &GPUVirtConfigSpec) -> Result<Windows, Problem> {
+    Windows::read(&config.maintenance_windows).map_err(|error| Problem {
+        reason: "InvalidMaintenanceWindow",
+        message: format!(
+            "GPUVirtConfig default: maintenanceWindows are not used, and those before them count (after a restart of the operator: none opens): {error}; correct it"
         ),
     })
 }
