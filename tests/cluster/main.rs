@@ -10,6 +10,7 @@ mod access;
 mod chart;
 mod drivers;
 mod explain;
+mod faults;
 mod guard;
 mod hyperconverged;
 mod kubelet;

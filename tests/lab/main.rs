@@ -12,5 +12,6 @@ mod modes;
 mod node;
 mod plain;
 mod pods;
+mod transitions;
 mod uninstall;
 mod vgpu;

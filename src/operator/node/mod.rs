@@ -2,6 +2,7 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod claims;
 mod course;
 pub mod decide;
 pub mod gates;
@@ -69,6 +70,8 @@ pub enum Error {
 /// Several nodes at a time, one piece of work a node.
 const CONCURRENCY: u16 = 16;
 const RETRY: Duration = Duration::from_secs(5);
+/// Between two looks at claims that a change waits for: nothing tells of their end.
+const CLAIMS: Duration = Duration::from_secs(10);
 
 pub struct Context {
     pub client: Client,
@@ -161,7 +164,8 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
-    let again = [step.again, (!all_named).then_some(RETRY)].into_iter().flatten().min();
+    let claimed = (changes && !users.claims.is_empty()).then_some(CLAIMS);
+    let again = [step.again, (!all_named).then_some(RETRY), claimed].into_iter().flatten().min();
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 

@@ -19,6 +19,7 @@ use super::{
     record,
     rules::{Cordon, Patience, Rules},
     state::{Action, Gate, Leave, Observed, Transition},
+    tell,
 };
 use crate::{
     cluster::events::{Events, Notice},
@@ -196,6 +197,7 @@ impl Transitions {
         }
         self.metrics.passed(&object, &path);
         self.tell(node, &before, &after).await;
+        tell::tell(&self.client, &self.events, &object, &before, &after, &affected).await;
         if occupied && !after.occupies() {
             self.wake_next(&name);
         }

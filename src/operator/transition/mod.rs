@@ -22,6 +22,7 @@ pub mod preview;
 mod record;
 pub mod rules;
 mod state;
+mod tell;
 #[cfg(test)]
 mod tests;
 pub mod windows;
