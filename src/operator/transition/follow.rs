@@ -12,6 +12,7 @@ use kube::{Client, Resource, ResourceExt, core::PartialObjectMeta, runtime::refl
 use super::{
     act,
     budget::{Budget, Fleet},
+    metrics::Metrics,
     next::{advance, why},
     object::{self, Objects},
     plan::{Affected, Change, plan},
@@ -49,6 +50,7 @@ pub struct Transitions {
     budget: Budget,
     events: Events,
     wake: Wake,
+    metrics: Metrics,
 }
 
 /// What a look at a node's change has come to.
@@ -64,7 +66,7 @@ impl Step {
 }
 
 impl Transitions {
-    pub fn new(client: &Client, world: &World, events: Events, wake: &Wake) -> Self {
+    pub fn new(client: &Client, world: &World, events: Events, wake: &Wake, metrics: Metrics) -> Self {
         let objects = Objects::new(client, world.transitions.clone());
         let budget = Budget::default();
         objects.for_each(|object| {
@@ -72,7 +74,15 @@ impl Transitions {
                 budget.occupy(&object.spec.node);
             }
         });
-        Self { client: client.clone(), objects, gpu_nodes: world.gpu_nodes.clone(), budget, events, wake: wake.clone() }
+        Self {
+            client: client.clone(),
+            objects,
+            gpu_nodes: world.gpu_nodes.clone(),
+            budget,
+            events,
+            wake: wake.clone(),
+            metrics,
+        }
     }
 
     /// Carries the change of `node` on, begins one, or forgets one. `standing`: what there is to change there, if anything is.
@@ -184,6 +194,7 @@ impl Transitions {
         if object.status.as_ref() != Some(&status) && self.objects.write(&object, &status).await?.is_none() {
             return Ok(Step { leave: before.leave(), again: None });
         }
+        self.metrics.passed(&object, &path);
         self.tell(node, &before, &after).await;
         if occupied && !after.occupies() {
             self.wake_next(&name);

@@ -13,6 +13,7 @@ mod approach;
 mod budget;
 mod follow;
 mod latest;
+mod metrics;
 mod next;
 mod object;
 mod passage;
@@ -25,5 +26,6 @@ mod tests;
 
 pub use self::{
     follow::{Error, Step, Transitions},
+    metrics::Metrics,
     state::{Leave, Progress},
 };
