@@ -12,6 +12,7 @@ mod drivers;
 mod explain;
 mod guard;
 mod hyperconverged;
+mod identities;
 mod kubelet;
 mod kubevirt;
 mod labels;
