@@ -3,6 +3,7 @@
 pub mod approve;
 pub mod explain;
 pub mod plan;
+pub mod ready;
 
 use kube::{
     Client, Config,

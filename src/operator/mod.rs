@@ -12,6 +12,7 @@
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+pub mod definitions;
 mod guard;
 mod host;
 pub mod kubevirt;

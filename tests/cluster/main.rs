@@ -13,6 +13,7 @@ mod explain;
 mod faults;
 mod guard;
 mod hyperconverged;
+mod identities;
 mod kubelet;
 mod kubevirt;
 mod labels;
