@@ -39,7 +39,7 @@ use tokio::{
 };
 
 pub use self::{
-    build::{AGENT, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
     metrics::Metrics,
     nvidia_drivers::Watched as NVIDIADriverWatch,
@@ -52,6 +52,7 @@ use self::{
     validate::validate,
 };
 use super::{
+    drivers::Drivers,
     kubevirt::{self, Wired, Wiring},
     node::mode::NodePolicy,
     pod_watches::PodWatches,
@@ -87,6 +88,7 @@ pub struct Context {
     pub runtimes: Runtimes,
     /// Pods of operands that are not ready.
     pub pods: PodWatches,
+    pub drivers: Arc<Drivers>,
     /// This controller's own call.
     pub due: Arc<Notify>,
     pub metrics: Metrics,
@@ -188,7 +190,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
         Ok(wired) => wired.clone(),
         Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
     };
-    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    let upgrades = context.node_policy.borrow().as_ref().map(|policy| policy.upgrades.clone()).unwrap_or_default();
+    let current = context.drivers.verdict(&upgrades);
+    let mut verdicts =
+        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone(), current.clone()];
     verdicts.extend(wired.verdict().cloned());
     let monitored = validate::monitored(&policy.spec, &facts);
     let unasked = monitored.is_none().then_some(validate::MONITORED);
@@ -206,7 +211,7 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     )
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
-    config::report(context, &judgement, &wired).await?;
+    config::report(context, &judgement, &current, &wired).await?;
     wiring.map(drop).map_err(Error::KubeVirt)
 }
 
@@ -251,7 +256,7 @@ fn look_at_pods(context: &Context, operands: &build::Operands, judgement: &Judge
             selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
         let due = context.due.clone();
         let config = watcher::Config::default().labels(&selector.join(","));
-        context.pods.watch(&set.name_any(), config, move || due.notify_one());
+        context.pods.watch(&set.name_any(), config, move |_| due.notify_one());
     }
     context.pods.forget_others(&waiting);
 }

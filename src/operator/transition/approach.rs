@@ -3,11 +3,12 @@
 use crds::v1alpha1::TransitionPhase as Phase;
 
 use super::{
-    next::{EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
+    next::{DRAINING, EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
     passage::quiesced,
     rules::Cordon,
     state::{Action, Gate, Observed, Progress, Transition},
 };
+use crate::operator::node::Blocked;
 
 pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     let Observed { now, rules, .. } = observed;
@@ -28,8 +29,11 @@ pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
-    let waits = why("WaitingForSlot", "other nodes change first: the budget is used up");
-    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits), Action::Wait)
+    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits_for_slot()), Action::Wait)
+}
+
+fn waits_for_slot() -> Blocked {
+    why("WaitingForSlot", "other nodes change first: the budget is used up")
 }
 
 pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
@@ -41,7 +45,8 @@ pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transi
         return block(at, observed, cause);
     }
     if !observed.slot {
-        return (again(at, observed), Action::Wait);
+        let Blocked { reason, message } = observed.halted.clone().unwrap_or_else(waits_for_slot);
+        return (Transition { reason, message, ..again(at, observed) }, Action::Wait);
     }
     if affected.is_empty() && observed.awaited.is_empty() && rules.cordon == Cordon::WhenInUse {
         return quiesced(at, observed);
@@ -109,13 +114,27 @@ pub(super) fn evict(at: &Transition, observed: &Observed<'_>) -> (Transition, Ac
     if observed.affected.is_empty() {
         return quiesced(at, observed);
     }
-    if at.late(observed.now) {
-        let message = format!(
-            "still there after {} minutes: {}; look at their disruption budgets and finalizers",
-            observed.rules.patience.eviction.as_mins(),
-            observed.affected.names()
-        );
-        return give_up(at, observed, why(EVICTION_TIMED_OUT, message));
+    let drain = observed.rules.drain.filter(|_| at.reason != DRAINING);
+    match (at.late(observed.now), drain) {
+        (true, Some(patience)) => {
+            let names = observed.affected.names();
+            let why = why(DRAINING, format!("still there: {names}; all pods of the node are asked to leave"));
+            // A stay of its own: those that are asked now have their own time.
+            let left = Transition { since: observed.now, ..at.clone() };
+            (left.enter(Phase::Evict, observed.now, Some(patience), why), Action::Wait)
+        }
+        (true, None) => {
+            let message = format!(
+                "still there after {} minutes: {}; look at their disruption budgets and finalizers",
+                at.since.duration_until(observed.now).as_mins(),
+                observed.affected.names()
+            );
+            give_up(at, observed, why(EVICTION_TIMED_OUT, message))
+        }
+        (false, _) if at.reason == DRAINING => {
+            let message = format!("asked to leave: {}", observed.affected.names());
+            (Transition { message, ..at.clone() }, Action::Evict)
+        }
+        (false, _) => (evicting(at, observed), Action::Evict),
     }
-    (evicting(at, observed), Action::Evict)
 }

@@ -11,6 +11,7 @@
 mod act;
 mod approach;
 mod budget;
+mod errand;
 mod follow;
 mod latest;
 mod next;
@@ -22,8 +23,15 @@ pub mod rules;
 mod state;
 #[cfg(test)]
 mod tests;
+mod told;
+mod upgrade;
 
 pub use self::{
+    errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},
-    state::{Leave, Progress},
+    next::{DRAINING, EVICTION_TIMED_OUT},
+    plan::Affected,
+    state::{Leave, Progress, Transition},
+    told::HALTED,
+    upgrade::{Unusable, Upgrade, Upgrades},
 };

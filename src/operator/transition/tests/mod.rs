@@ -25,6 +25,7 @@ struct World {
     awaited: Vec<String>,
     approved: bool,
     slot: bool,
+    halted: Option<Blocked>,
     gate: Gate,
     progress: Progress,
 }
@@ -58,6 +59,7 @@ impl World {
             awaited: Vec::new(),
             approved: false,
             slot: true,
+            halted: None,
             gate: Gate::Open,
             progress: old(),
         }
@@ -81,7 +83,8 @@ impl World {
             affected: &self.affected,
             awaited: &self.awaited,
             approved: self.approved,
-            slot: self.slot,
+            slot: self.slot && self.halted.is_none(),
+            halted: self.halted.clone(),
             gate: self.gate,
             progress: self.progress.clone(),
         }
@@ -102,6 +105,10 @@ impl World {
                 if self.approved {
                     self.affected.vms.clear();
                 }
+            }
+            Action::Renew => {
+                assert!(self.affected.is_empty(), "never under a user");
+                self.progress = Progress::Switching { message: "the new pod comes".to_owned() };
             }
         }
         (path.last().cloned().unwrap(), action)
