@@ -84,7 +84,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
         leading
     });
-    let metrics = telemetry.register(policy::Metrics::register);
     // A replica that waits for the lease is healthy.
     telemetry.set_ready();
     let work = async {
@@ -96,7 +95,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let epoch = held.epoch();
         let held = tokio::select! {
             kept = held.keep(&shutdown) => kept?,
-            () = lead(&client, config.clone(), epoch, metrics.clone()) => return Ok(()),
+            () = lead(&client, config.clone(), epoch, &telemetry) => return Ok(()),
         };
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
@@ -108,7 +107,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 }
 
 /// Everything that writes, while the lease is held.
-async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metrics) {
+async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake {
         nodes: nodes_tx,
@@ -136,6 +135,12 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         filled = world.filled() => if filled.is_err() { return },
         _ = &mut follow => return,
     }
+    let metrics = telemetry.register(policy::Metrics::register);
+    let peer = policy::PeerMetrics::new(world.clone());
+    let of_transitions = telemetry.register(|registry| {
+        registry.register_collector(Box::new(peer.clone()));
+        transition::Metrics::register(registry, world.transitions.clone())
+    });
     let epoch = epoch.max(world.highest_epoch() + 1);
     let (policy_tx, policy_rx) = watch::channel(None);
     let namespace = config.installation.namespace.as_str();
@@ -149,7 +154,15 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         users: UserNames::new(client.clone()),
         instances,
         layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
-        transitions: Transitions::new(client, namespace, &world, drivers.clone(), events.clone(), &wake),
+        transitions: Transitions::new(
+            client,
+            namespace,
+            &world,
+            drivers.clone(),
+            events.clone(),
+            &wake,
+            of_transitions,
+        ),
         events: events.clone(),
         epoch,
         policy: policy_rx,
@@ -163,6 +176,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         drivers: drivers.clone(),
         due: wake.policy.clone(),
         metrics,
+        peer,
         release: config.release,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,

@@ -16,6 +16,7 @@ mod kubelet;
 mod kubevirt;
 mod labels;
 mod leadership;
+mod metrics;
 mod modes;
 mod openshift;
 mod policy;

@@ -47,7 +47,7 @@ async fn to_passthrough(t: &Turn, node: &str) -> u64 {
     version(&nodes::label(t, node, &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await)
 }
 
-async fn until_phase(t: &Turn, node: &str, phase: Phase, reason: &str) -> GPUTransition {
+pub async fn until_phase(t: &Turn, node: &str, phase: Phase, reason: &str) -> GPUTransition {
     let promise = format!("the change is in phase {phase:?}, reason {reason:?}");
     wait::until(&t.all(), node, &promise, |object: &GPUTransition| {
         object.status.as_ref().is_some_and(|s| s.phase == phase && (reason.is_empty() || s.reason == reason))
@@ -95,7 +95,7 @@ async fn unschedulable(t: &Turn, node: &str) -> bool {
     nodes.get(node).await.expect("a node").spec.and_then(|spec| spec.unschedulable).unwrap_or(false)
 }
 
-async fn annotate(t: &Turn, node: &str, key: &str, value: Option<&str>) {
+pub async fn annotate(t: &Turn, node: &str, key: &str, value: Option<&str>) {
     let nodes: Api<Node> = t.all();
     let patch = json!({"metadata": {"annotations": {key: value}}});
     nodes.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.expect("a node should be patchable");

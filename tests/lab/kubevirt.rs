@@ -82,7 +82,7 @@ async fn deployed(lab: &Lab) -> BTreeSet<String> {
 
 #[test]
 fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_function() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         with_kubevirt(lab).await;
         // KubeVirt keeps the hyphen in the variable's name.
         alias(lab, "10de:1eb1", ALIAS).await;
@@ -107,9 +107,8 @@ fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_fu
 
 #[test]
 fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         with_kubevirt(lab).await;
-        lab.switch(WorkloadMode::VmPassthrough).await;
         // Not the VM's own, but what KubeVirt gives to a VM that has none.
         kubevirt::evict_by_default(&lab.client, Some("LiveMigrate")).await;
         kubevirt::start_vm(&lab.client, "vm", &[T4]).await;
@@ -147,9 +146,8 @@ fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
 
 #[test]
 fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         with_kubevirt(lab).await;
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
         let group = crate::node::gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         // Somebody whom the kubelet knows nothing of.
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
@@ -177,7 +175,7 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
 #[test]
 fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_itself() {
     const Q4: &str = "nvidia.com/GRID_T4-4Q";
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         with_kubevirt(lab).await;
         lab.label_vgpus("T4-4Q").await;
         lab.until_serving(WorkloadMode::VmVgpu).await;

@@ -41,12 +41,13 @@ use tokio::{
 pub use self::{
     build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     facts::Runtimes,
-    metrics::Metrics,
+    metrics::{Metrics, Peer as PeerMetrics},
     nvidia_drivers::Watched as NVIDIADriverWatch,
     openshift::Watched as OpenShiftWatch,
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
+    metrics::Round,
     nvidia_drivers::Listed,
     status::{Facts, Judgement, judge},
     validate::validate,
@@ -92,6 +93,7 @@ pub struct Context {
     /// This controller's own call.
     pub due: Arc<Notify>,
     pub metrics: Metrics,
+    pub peer: PeerMetrics,
     /// Of the chart, if the operator was installed by it.
     pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
@@ -119,7 +121,13 @@ const RETRY: Duration = Duration::from_secs(5);
 pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
     let due = context.due.clone();
     loop {
-        if let Err(error) = reconcile(&context, &nodes_due).await {
+        let round = reconcile(&context, &nodes_due).await;
+        match &round {
+            Ok(None) => {}
+            Ok(Some(round)) => context.peer.count(*round),
+            Err(_) => context.peer.count(Round::Failed),
+        }
+        if let Err(error) = round {
             tracing::warn!(error = crate::chain(&error), "policy not reconciled, trying again");
             tokio::select! {
                 () = sleep(RETRY) => {}
@@ -132,10 +140,11 @@ pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
     }
 }
 
-async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error> {
+/// `None`: it is not known yet what there is to go by.
+async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Round>, Error> {
     // Whether a type is there is known a moment after the start, and wakes us then.
     if !(context.openshift.known() && context.nvidia_drivers.known()) {
-        return Ok(());
+        return Ok(None);
     }
     let Policies { active, ignored, undecodable } = policies(&context.world);
     for invalid in &undecodable {
@@ -158,17 +167,20 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
         nodes_due();
     }
     match active {
-        None => Ok(()),
-        Some(policy) if policy.metadata.deletion_timestamp.is_some() => teardown::teardown(context, &policy).await,
-        Some(policy) => serve(context, &policy, &listed).await,
+        None => Ok(Some(Round::NoPolicy)),
+        Some(policy) if policy.metadata.deletion_timestamp.is_some() => {
+            teardown::teardown(context, &policy).await.map(|()| Some(Round::NotReady))
+        }
+        Some(policy) => serve(context, &policy, &listed).await.map(Some),
     }
 }
 
-async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Result<(), Error> {
+async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Result<Round, Error> {
     teardown::ensure_finalizer(context, policy).await?;
     let dereferenced = dereference(&context.world);
     let config = dereferenced.config.clone().unwrap_or_default();
     let facts = facts::facts(context, &dereferenced, listed).await?;
+    context.peer.learn(&policy.spec, &facts);
     let mut validated = validate(policy, &config, &facts);
     let by_objects = validate::uses_objects(&policy.spec);
     validated.problems.extend(listed.problem(by_objects));
@@ -212,7 +224,8 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
     config::report(context, &judgement, &current, &wired).await?;
-    wiring.map(drop).map_err(Error::KubeVirt)
+    let round = if judgement.verdict.holds { Round::Ready } else { Round::NotReady };
+    wiring.map(|_| round).map_err(Error::KubeVirt)
 }
 
 fn judged(

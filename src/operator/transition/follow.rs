@@ -13,6 +13,7 @@ use super::{
     act,
     budget::{Budget, Fleet},
     errand::{Asks, Errand, Underway, addresses, affected, driver_first, of_driver, of_mode, over},
+    metrics::Metrics,
     next::{advance, why},
     object::{self, Objects},
     plan::{Affected, Change, plan},
@@ -56,6 +57,7 @@ pub struct Transitions {
     budget: Budget,
     events: Events,
     wake: Wake,
+    metrics: Metrics,
 }
 
 /// What a look at a node's change has come to.
@@ -85,6 +87,7 @@ impl Transitions {
         drivers: Arc<Drivers>,
         events: Events,
         wake: &Wake,
+        metrics: Metrics,
     ) -> Self {
         let objects = Objects::new(client, world.transitions.clone());
         let budget = Budget::default();
@@ -102,6 +105,7 @@ impl Transitions {
             budget,
             events,
             wake: wake.clone(),
+            metrics,
         }
     }
 
@@ -239,6 +243,7 @@ impl Transitions {
         if object.status.as_ref() != Some(&status) && self.objects.write(&object, &status).await?.is_none() {
             return Ok(stays(turn));
         }
+        self.metrics.passed(&object, &path);
         if let Some(notice) = notice(object.spec.driver.is_some(), before, &after) {
             self.events.publish(&notice, &reference(node)).await;
         }

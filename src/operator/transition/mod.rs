@@ -14,6 +14,7 @@ mod budget;
 mod errand;
 mod follow;
 mod latest;
+mod metrics;
 mod next;
 mod object;
 mod passage;
@@ -29,6 +30,7 @@ mod upgrade;
 pub use self::{
     errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},
+    metrics::Metrics,
     next::{DRAINING, EVICTION_TIMED_OUT},
     plan::Affected,
     state::{Leave, Progress, Transition},
