@@ -120,6 +120,7 @@ async fn previewed(client: &Client, name: &str, to: WorkloadMode) -> Result<Prev
         users: &users,
         layouts: None,
         leave: &Leave::Free,
+        upgrade: None,
         epoch: gpu_node.spec.epoch,
     });
     Ok(preview(

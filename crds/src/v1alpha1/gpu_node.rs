@@ -383,4 +383,6 @@ pub enum NodePhase {
     Switching,
     /// The agent refused; the old mode is back.
     Refused,
+    /// Its driver is being renewed, and what uses that is paused: see the node's `GPUTransition`.
+    Upgrading,
 }

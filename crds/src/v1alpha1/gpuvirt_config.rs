@@ -122,11 +122,18 @@ pub struct Budget {
     pub max_parallel: IntOrString,
     /// GPU nodes that may be unavailable at once, as a count or a share like `25%`, rounded up.
     pub max_unavailable: IntOrString,
+    /// Nodes whose driver upgrade has failed at which no further node begins one.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub halt_after_failures: u32,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
+        Self {
+            max_parallel: IntOrString::Int(1),
+            max_unavailable: IntOrString::String("25%".to_owned()),
+            halt_after_failures: 1,
+        }
     }
 }
 

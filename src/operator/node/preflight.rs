@@ -85,7 +85,7 @@ pub fn findings(
             match (&holder.pod, operands) {
                 (Some(pod), Some(operands)) if operands.contains(pod) => {}
                 (Some(_), None) => findings.needs_pods = true,
-                (Some(_), Some(_)) | (None, _) => findings.users.push(in_use(gpu, holder, desired, users)),
+                (Some(_), Some(_)) | (None, _) => findings.users.push(in_use(gpu, holder, desired.as_str(), users)),
             }
         }
     }
@@ -109,7 +109,28 @@ fn claimed(claimant: &Claimant, desired: WorkloadMode) -> InUse {
     InUse { who, said }
 }
 
-fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users) -> InUse {
+/// Who has GPUs of this mode, whose driver is to be renewed. `operands` as above.
+pub fn drivers_users(
+    agent: &AgentStatus,
+    mode: WorkloadMode,
+    operands: Option<&BTreeSet<String>>,
+    users: &Users,
+) -> Vec<InUse> {
+    let mut found = Vec::new();
+    for gpu in agent.gpus.iter().filter(|gpu| gpu.mode == Some(mode)) {
+        let of_others = |holder: &&Holder| match (&holder.pod, operands) {
+            (Some(pod), Some(operands)) => !operands.contains(pod),
+            // By name it is a pod that has been given something of ours, and so no operand.
+            (Some(pod), None) => pod.contains('/'),
+            (None, _) => true,
+        };
+        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, "its new driver", users)));
+    }
+    found
+}
+
+/// `next`: what begins by itself afterwards.
+fn in_use(gpu: &GPUStatus, holder: &Holder, next: &str, users: &Users) -> InUse {
     let held = match (holder.pid, &holder.pod) {
         // The kubelet's word: nobody has opened it yet.
         (0, Some(pod)) => format!("allocated to pod {pod}"),
@@ -121,7 +142,7 @@ fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users
         (None, Some(pod)) => (Who::Pod(pod.to_owned()), held),
         (None, None) => (Who::Process, held),
     };
-    InUse { who, said: format!("GPU {} is {held}: {desired} begins by itself once that has ended", gpu.address) }
+    InUse { who, said: format!("GPU {} is {held}: {next} begins by itself once that has ended", gpu.address) }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Mutex};
 
 use crds::{
+    conditions::Verdict,
     labels,
     v1alpha1::{CONFIG_NAME, GPUVirtConfig, GPUVirtConfigSpec},
 };
@@ -41,12 +42,17 @@ impl LastWindows {
 }
 
 /// The report. An object that does not decode is a problem of its own and is left alone.
-pub(super) async fn report(context: &Context, judgement: &Judgement, wired: &Wired) -> Result<(), Error> {
+pub(super) async fn report(
+    context: &Context,
+    judgement: &Judgement,
+    drivers: &Verdict,
+    wired: &Wired,
+) -> Result<(), Error> {
     // Its coming wakes the controller, and then it is written to.
     let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return create(context).await };
     let Ok(config) = &guarded.0 else { return Ok(()) };
     let now = Time(Timestamp::now());
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, wired, &now);
+    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, drivers, wired, &now);
     if config.status.as_ref() == Some(&status) {
         return Ok(());
     }

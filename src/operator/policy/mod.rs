@@ -39,7 +39,7 @@ use tokio::{
 };
 
 pub use self::{
-    build::{AGENT, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     config::LastWindows,
     facts::Runtimes,
     metrics::{Metrics, Peer as PeerMetrics},
@@ -54,6 +54,7 @@ use self::{
     validate::validate,
 };
 use super::{
+    drivers::Drivers,
     kubevirt::{self, Wired, Wiring},
     node::mode::NodePolicy,
     pod_watches::PodWatches,
@@ -89,6 +90,7 @@ pub struct Context {
     pub runtimes: Runtimes,
     /// Pods of operands that are not ready.
     pub pods: PodWatches,
+    pub drivers: Arc<Drivers>,
     /// This controller's own call.
     pub due: Arc<Notify>,
     pub metrics: Metrics,
@@ -161,6 +163,7 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Ro
         let known = config.clone().unwrap_or_default();
         let mut policy = validate::node_policy(policy, &known, drivers.as_ref());
         context.windows.settle(&mut policy.rules.windows, config.is_ok());
+        policy.upgrades.begin_in(&policy.rules.windows);
         policy
     });
     let changed = context.node_policy.send_if_modified(|current| {
@@ -207,7 +210,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
         Ok(wired) => wired.clone(),
         Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
     };
-    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    let upgrades = context.node_policy.borrow().as_ref().map(|policy| policy.upgrades.clone()).unwrap_or_default();
+    let current = context.drivers.verdict(&upgrades);
+    let mut verdicts =
+        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone(), current.clone()];
     verdicts.extend(wired.verdict().cloned());
     let monitored = validate::monitored(&policy.spec, &facts);
     let unasked = monitored.is_none().then_some(validate::MONITORED);
@@ -225,7 +231,7 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     )
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
-    config::report(context, &judgement, &wired).await?;
+    config::report(context, &judgement, &current, &wired).await?;
     let round = if judgement.verdict.holds { Round::Ready } else { Round::NotReady };
     wiring.map(|_| round).map_err(Error::KubeVirt)
 }
@@ -271,7 +277,7 @@ fn look_at_pods(context: &Context, operands: &build::Operands, judgement: &Judge
             selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
         let due = context.due.clone();
         let config = watcher::Config::default().labels(&selector.join(","));
-        context.pods.watch(&set.name_any(), config, move || due.notify_one());
+        context.pods.watch(&set.name_any(), config, move |_| due.notify_one());
     }
     context.pods.forget_others(&waiting);
 }

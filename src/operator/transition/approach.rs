@@ -3,7 +3,7 @@
 use crds::v1alpha1::TransitionPhase as Phase;
 
 use super::{
-    next::{EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
+    next::{DRAINING, EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
     passage::quiesced,
     rules::Cordon,
     state::{Action, Gate, Observed, Progress, Transition},
@@ -51,7 +51,7 @@ pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transi
         return (Transition { deadline: until.or(waits.deadline), ..waits }, Action::Wait);
     }
     if !observed.slot {
-        return (stays(waits_for_slot()), Action::Wait);
+        return (stays(observed.halted.clone().unwrap_or_else(waits_for_slot)), Action::Wait);
     }
     if affected.is_empty() && observed.awaited.is_empty() && rules.cordon == Cordon::WhenInUse {
         return quiesced(at, observed);
@@ -119,13 +119,27 @@ pub(super) fn evict(at: &Transition, observed: &Observed<'_>) -> (Transition, Ac
     if observed.affected.is_empty() {
         return quiesced(at, observed);
     }
-    if at.late(observed.now) {
-        let message = format!(
-            "still there after {} minutes: {}; look at their disruption budgets and finalizers",
-            observed.rules.patience.eviction.as_mins(),
-            observed.affected.names()
-        );
-        return give_up(at, observed, why(EVICTION_TIMED_OUT, message));
+    let drain = observed.rules.drain.filter(|_| at.reason != DRAINING);
+    match (at.late(observed.now), drain) {
+        (true, Some(patience)) => {
+            let names = observed.affected.names();
+            let why = why(DRAINING, format!("still there: {names}; all pods of the node are asked to leave"));
+            // A stay of its own: those that are asked now have their own time.
+            let left = Transition { since: observed.now, ..at.clone() };
+            (left.enter(Phase::Evict, observed.now, Some(patience), why), Action::Wait)
+        }
+        (true, None) => {
+            let message = format!(
+                "still there after {} minutes: {}; look at their disruption budgets and finalizers",
+                at.since.duration_until(observed.now).as_mins(),
+                observed.affected.names()
+            );
+            give_up(at, observed, why(EVICTION_TIMED_OUT, message))
+        }
+        (false, _) if at.reason == DRAINING => {
+            let message = format!("asked to leave: {}", observed.affected.names());
+            (Transition { message, ..at.clone() }, Action::Evict)
+        }
+        (false, _) => (evicting(at, observed), Action::Evict),
     }
-    (evicting(at, observed), Action::Evict)
 }

@@ -46,8 +46,8 @@ pub struct Metrics {
 }
 
 /// What a change is of.
-fn kind(_: &GPUTransition) -> &'static str {
-    "mode"
+fn kind(object: &GPUTransition) -> &'static str {
+    if object.spec.driver.is_some() { "driver" } else { "mode" }
 }
 
 impl Metrics {

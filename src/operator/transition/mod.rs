@@ -11,6 +11,7 @@
 mod act;
 mod approach;
 mod budget;
+mod errand;
 mod follow;
 mod latest;
 mod metrics;
@@ -25,10 +26,17 @@ mod state;
 mod tell;
 #[cfg(test)]
 mod tests;
+mod told;
+mod upgrade;
 pub mod windows;
 
 pub use self::{
+    errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},
     metrics::Metrics,
-    state::{Leave, Progress},
+    next::{DRAINING, EVICTION_TIMED_OUT},
+    plan::Affected,
+    state::{Leave, Progress, Transition},
+    told::HALTED,
+    upgrade::{Unusable, Upgrade, Upgrades},
 };

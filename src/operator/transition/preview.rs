@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use super::{
     budget::{Budget, Fleet},
-    follow::{self, addresses, affected, cordons},
+    errand::{addresses, affected},
+    follow::{self, cordons},
     next::advance,
     plan::{Affected, Change, plan},
     record,
@@ -98,7 +99,8 @@ pub fn preview(to: WorkloadMode, facts: &Facts<'_>) -> Preview {
     let Facts { node, standing, rules, .. } = facts;
     let users = standing.map(|standing| affected(&standing.findings.users)).unwrap_or_default();
     let from = standing.and_then(|standing| standing.serving);
-    let change = Change { node, from: from.unwrap_or(to), to, gpus: standing.map(addresses).unwrap_or_default() };
+    let change =
+        Change { node, from: from.unwrap_or(to), to, driver: None, gpus: standing.map(addresses).unwrap_or_default() };
     let steps = match (standing, from) {
         (Some(_), Some(from)) if from != to => plan(&change, &users, cordons(rules, &users)).steps,
         (Some(_), None) => plan(&change, &users, false).steps.split_off(1),
@@ -146,6 +148,7 @@ fn blocks(standing: &Standing, users: &Affected, facts: &Facts<'_>) -> Vec<Reaso
             awaited: &[],
             approved: false,
             slot,
+            halted: None,
             gate: Gate::Open,
             progress: standing.progress.clone(),
         };

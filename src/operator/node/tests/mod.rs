@@ -296,6 +296,7 @@ fn a_hint_without_a_report_is_worth_one_label() {
         users: &Users::default(),
         layouts: None,
         leave: &Leave::Free,
+        upgrade: None,
         epoch: 1,
     };
     let decision = decide(&observed);

@@ -26,6 +26,7 @@ struct World {
     awaited: Vec<String>,
     approved: bool,
     slot: bool,
+    halted: Option<Blocked>,
     gate: Gate,
     progress: Progress,
 }
@@ -59,6 +60,7 @@ impl World {
             awaited: Vec::new(),
             approved: false,
             slot: true,
+            halted: None,
             gate: Gate::Open,
             progress: old(),
         }
@@ -82,7 +84,8 @@ impl World {
             affected: &self.affected,
             awaited: &self.awaited,
             approved: self.approved,
-            slot: self.slot,
+            slot: self.slot && self.halted.is_none(),
+            halted: self.halted.clone(),
             gate: self.gate,
             progress: self.progress.clone(),
         }
@@ -103,6 +106,10 @@ impl World {
                 if self.approved {
                     self.affected.vms.clear();
                 }
+            }
+            Action::Renew => {
+                assert!(self.affected.is_empty(), "never under a user");
+                self.progress = Progress::Switching { message: "the new pod comes".to_owned() };
             }
         }
         (path.last().cloned().unwrap(), action)
