@@ -12,7 +12,7 @@ use crate::{
     agent,
     cluster_command::{Target, approve, explain},
     cuda,
-    host_command::{Subject, early, inspect, plan},
+    host_command::{Subject, early, inspect, plan, vgpus},
     nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
@@ -116,6 +116,9 @@ struct AgentArgs {
     /// The kubelet's directory, as the host sees it.
     #[arg(long, default_value = "/var/lib/kubelet")]
     kubelet_root: PathBuf,
+    /// Where a driver pod's root is, as the host sees it.
+    #[arg(long, default_value = agent::library::DRIVER_ROOT)]
+    driver_root: PathBuf,
     /// Seconds between two looks at the host when no event has asked for one.
     #[arg(long, default_value_t = 300)]
     resync_seconds: u64,
@@ -158,6 +161,13 @@ struct PlanArgs {
     /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
     #[arg(long, conflicts_with = "mode")]
     early: bool,
+    /// With --mode vm-vgpu: a file of vGPU layouts as NVIDIA's vgpu-device-manager reads it (version v1). Our own layouts
+    /// without it.
+    #[arg(long, value_name = "FILE", conflicts_with = "early")]
+    config: Option<PathBuf>,
+    /// With --mode vm-vgpu: the layout, as in the label `nvidia.com/vgpu.config`. `default` without it.
+    #[arg(long, value_name = "NAME", conflicts_with = "early")]
+    layout: Option<String>,
     /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
     #[arg(long, value_name = "ADDRESS")]
     device: Vec<vfio::PciAddress>,
@@ -257,7 +267,20 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             let subject = args.subject.into();
             let possible = match args.early {
                 true => early::run(&subject, &args.device, args.output)?,
-                false => plan::run(&subject, args.mode, &args.device, args.output)?,
+                false => match args.mode {
+                    plan::Mode::VmVgpu => {
+                        let choice = vgpus::Choice { config: args.config, layout: args.layout };
+                        let asked = vgpus::run(&subject, &choice, &args.device, args.output);
+                        runtime()?.block_on(Box::pin(asked))?
+                    }
+                    mode @ (plan::Mode::VmPassthrough | plan::Mode::Container) => {
+                        anyhow::ensure!(
+                            args.config.is_none() && args.layout.is_none(),
+                            "--config and --layout choose vGPUs: they go with --mode vm-vgpu"
+                        );
+                        plan::run(&subject, mode, &args.device, args.output)?
+                    }
+                },
             };
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
@@ -339,6 +362,7 @@ impl From<AgentArgs> for agent::Config {
             identity: args.identity,
             host_root: args.host.host_root,
             kubelet_root: args.kubelet_root,
+            driver_root: args.driver_root,
             resync: Duration::from_secs(args.resync_seconds.max(1)),
             listen: args.listen,
         }

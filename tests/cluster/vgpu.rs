@@ -157,7 +157,8 @@ fn a_vm_keeps_its_vgpu_through_another_layout_and_nothing_is_withdrawn() {
         let agent = node(t, "10de:2236", MDEV, &[]).await;
         policy(t, LAYOUTS).await;
         agent.until_reason(t, true, "Serving").await;
-        let holder = Holder { pid: 7, command: "qemu-kvm".to_owned(), path: "/dev/vfio/9".to_owned(), pod: None };
+        let holder =
+            Holder { pid: 7, command: "qemu-kvm".to_owned(), path: "/dev/vfio/9".to_owned(), pod: None, vm: None };
         agent.change(|host| host.gpus[0].vgpu.as_mut().expect("vGPUs").instances[0].holders = vec![holder]);
         nodes::label(t, "n1", &[(labels::VGPU_CONFIG, Some("large"))]).await;
         let words = ["vGPU layout large", "in use by pid 7", "stop that VM"];

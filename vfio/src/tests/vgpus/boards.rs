@@ -247,7 +247,7 @@ fn a_gpu_without_a_framework_says_why() {
             "{{ kernel: 6.8.0, os: ubuntu 24.04, drivers: [vfio-pci], loaded: [{loaded}], functions: {{ \"{L40S}\": {{ ids: \"10de:26b9\", class: \"030200\", {driver} group: 47 {vfs} }} }} }}"
         );
         let lab = Lab::of(Machine::from_yaml(&yaml));
-        match framework(&lab.view().inventory, &lab.view().inventory.functions[&super::address(L40S)]) {
+        match framework(&lab.view().inventory, &lab.view().inventory.functions[&super::address(L40S)], None) {
             Framework::None(why) => why.reason(),
             found @ (Framework::Mdev | Framework::VendorVfio) => panic!("{found:?}"),
         }
