@@ -15,7 +15,7 @@ use super::mig;
 use super::offers::Offers;
 use super::refusal::VgpuRefusal;
 use super::sriov;
-use super::types::shape;
+use super::types::{family, shape};
 use crate::address::PciAddress;
 use crate::function::Gpu;
 use crate::holders::Holder;
@@ -137,6 +137,7 @@ pub fn plan(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout) -> Result<V
     }
     let offers = Offers::of(world.inventory, gpu, world.journal.vgpu_types());
     other_mode(world, gpu, layout, &offers)?;
+    other_board(world, gpu, layout, &offers, &existing)?;
     change.sizes(layout, &offers)?;
     let mut steps = mig::removals(&change.surplus);
     change.create(world, layout, offers, &mut steps)?;
@@ -200,6 +201,23 @@ fn other_mode(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout, offers: &
     let Some(mig) = in_mig_mode(world, gpu, offers) else { return Ok(()) };
     let other = |kind: &str| shape(kind).is_some_and(|shape| shape.slices.is_some() != mig);
     match layout.iter().find(|(kind, count)| **count > 0 && !offers.known(kind) && other(kind)) {
+        Some((kind, _)) => Err(unknown(world, gpu, kind, offers)),
+        None => Ok(()),
+    }
+}
+
+/// Functions that are vGPUs list nothing, so that a type may come that is on no list; not one of another board, and nothing
+/// is removed for it.
+fn other_board(
+    world: &VgpuWorld<'_>,
+    gpu: PciAddress,
+    layout: &Layout,
+    offers: &Offers,
+    existing: &[Vgpu],
+) -> Result<(), VgpuRefusal> {
+    let there: BTreeSet<&str> = existing.iter().filter_map(|vgpu| family(vgpu.kind()?)).collect();
+    let other = |kind: &str| family(kind).is_some_and(|board| !there.contains(board));
+    match layout.iter().find(|(kind, count)| **count > 0 && !there.is_empty() && other(kind)) {
         Some((kind, _)) => Err(unknown(world, gpu, kind, offers)),
         None => Ok(()),
     }
