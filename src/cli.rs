@@ -7,12 +7,13 @@ use clap::{Args, Parser, Subcommand};
 
 mod chain;
 mod images;
+mod plan_args;
 
 use crate::{
     agent,
-    cluster_command::{Target, approve, explain, plan as node_plan, ready},
+    cluster_command::{Target, approve, explain, ready},
     cuda,
-    host_command::{Subject, early, inspect, plan},
+    host_command::{Subject, inspect, plan},
     nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
@@ -48,7 +49,7 @@ enum Command {
     ///
     /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
     /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
-    Plan(PlanArgs),
+    Plan(plan_args::PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
@@ -122,6 +123,9 @@ struct AgentArgs {
     /// The kubelet's directory, as the host sees it.
     #[arg(long, default_value = "/var/lib/kubelet")]
     kubelet_root: PathBuf,
+    /// Where a driver pod's root is, as the host sees it.
+    #[arg(long, default_value = agent::library::DRIVER_ROOT)]
+    driver_root: PathBuf,
     /// Seconds between two looks at the host when no event has asked for one.
     #[arg(long, default_value_t = 300)]
     resync_seconds: u64,
@@ -152,29 +156,6 @@ struct InspectArgs {
     subject: SubjectArgs,
     #[arg(short, long, value_enum, default_value = "table")]
     output: inspect::Output,
-}
-
-#[derive(Debug, Args)]
-struct PlanArgs {
-    /// A node of the cluster, instead of this host.
-    #[arg(conflicts_with_all = ["host_root", "machine", "early", "device"])]
-    node: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long, requires = "node")]
-    context: Option<String>,
-    #[command(flatten)]
-    subject: SubjectArgs,
-    #[arg(long, value_enum, default_value = "vm-passthrough")]
-    mode: node_plan::Mode,
-    /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
-    /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
-    #[arg(long, conflicts_with = "mode")]
-    early: bool,
-    /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
-    #[arg(long, value_name = "ADDRESS")]
-    device: Vec<vfio::PciAddress>,
-    #[arg(short, long, value_enum, default_value = "text")]
-    output: plan::Output,
 }
 
 #[derive(Debug, Subcommand)]
@@ -273,7 +254,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let possible = planned(args)?;
+            let possible = args.run()?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Explain(Explain::Vmi(args)) => {
@@ -314,19 +295,6 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn planned(args: PlanArgs) -> anyhow::Result<bool> {
-    if let Some(node) = args.node {
-        let target = Target { context: args.context, namespace: None };
-        return Ok(runtime()?.block_on(Box::pin(node_plan::run(&target, &node, args.mode, args.output)))?);
-    }
-    let subject = args.subject.into();
-    if args.early {
-        return Ok(early::run(&subject, &args.device, args.output)?);
-    }
-    let mode = args.mode.of_host().context("--mode vm-vgpu: needs a node of the cluster, which has the layout")?;
-    Ok(plan::run(&subject, mode, &args.device, args.output)?)
 }
 
 /// One thread: both programs wait far more than they work, and each further thread costs memory on every node.
@@ -380,6 +348,7 @@ impl From<AgentArgs> for agent::Config {
             identity: args.identity,
             host_root: args.host.host_root,
             kubelet_root: args.kubelet_root,
+            driver_root: args.driver_root,
             resync: Duration::from_secs(args.resync_seconds.max(1)),
             listen: args.listen,
         }

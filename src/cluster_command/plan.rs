@@ -4,7 +4,6 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use clap::ValueEnum;
 use crds::{
     WorkloadMode, labels,
     v1alpha1::{CONFIG_NAME, GPUNode, GPUTransition, GPUVirtConfig},
@@ -17,7 +16,10 @@ use kube::{Api, Client, ResourceExt, api::ListParams, core::DeserializeGuard};
 
 use super::{Target, TargetError};
 use crate::{
-    host_command::{self, plan::Output},
+    host_command::{
+        self,
+        plan::{Mode, Output},
+    },
     operator::{
         node::{
             decide::{Observed, OperandPod, standing},
@@ -36,33 +38,11 @@ use crate::{
     terminal::{BAD, GOOD, STRONG, WARN, paint, print},
 };
 
-/// Modes as `--mode` says them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// GPUs on VFIO, for VMs.
-    VmPassthrough,
-    /// GPUs on the drivers that they were taken from.
-    Container,
-    /// Parts of GPUs for VMs. With a node of the cluster only.
-    VmVgpu,
-}
-
-impl Mode {
-    fn workload(self) -> WorkloadMode {
-        match self {
-            Self::VmPassthrough => WorkloadMode::VmPassthrough,
-            Self::Container => WorkloadMode::Container,
-            Self::VmVgpu => WorkloadMode::VmVgpu,
-        }
-    }
-
-    /// A mode that a host can be brought to with what it has; vGPUs need the layout that the cluster has.
-    pub fn of_host(self) -> Option<host_command::plan::Mode> {
-        match self {
-            Self::VmPassthrough => Some(host_command::plan::Mode::VmPassthrough),
-            Self::Container => Some(host_command::plan::Mode::Container),
-            Self::VmVgpu => None,
-        }
+fn workload(mode: Mode) -> WorkloadMode {
+    match mode {
+        Mode::VmPassthrough => WorkloadMode::VmPassthrough,
+        Mode::Container => WorkloadMode::Container,
+        Mode::VmVgpu => WorkloadMode::VmVgpu,
     }
 }
 
@@ -89,7 +69,7 @@ pub enum Error {
 /// Whether the change could begin now, or there is nothing to change.
 pub async fn run(target: &Target, node: &str, mode: Mode, output: Output) -> Result<bool, Error> {
     let (client, _) = target.connect().await?;
-    let preview = previewed(&client, node, mode.workload()).await?;
+    let preview = previewed(&client, node, workload(mode)).await?;
     print(&output.answer(&preview, text)?)?;
     Ok(preview.blocks.is_empty())
 }

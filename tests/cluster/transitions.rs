@@ -87,7 +87,8 @@ pub async fn gpu_pod(t: &Turn, agent: &Agent, name: &str) -> Pod {
         wait::eventually("the namespace takes pods", async || pods.create(&PostParams::default(), &pod).await.ok())
             .await;
     // NVIDIA's device plugin gave it the GPU: the agent sees who has it open, and the pod's UID in its cgroup.
-    let holder = Holder { pid: 4711, command: "python3".to_owned(), path: "/dev/nvidia0".to_owned(), pod: pod.uid() };
+    let holder =
+        Holder { pid: 4711, command: "python3".to_owned(), path: "/dev/nvidia0".to_owned(), pod: pod.uid(), vm: None };
     agent.change(|host| host.gpus[0].holders = vec![holder]);
     pod
 }

@@ -66,7 +66,13 @@ pub fn t4(address: &str) -> GPUStatus {
 
 /// A VM that has a GPU.
 pub fn qemu(pid: i32) -> Holder {
-    Holder { pid, command: "qemu-kvm".to_owned(), path: "/dev/vfio/20".to_owned(), pod: Some("vm-pod".to_owned()) }
+    Holder {
+        pid,
+        command: "qemu-kvm".to_owned(),
+        path: "/dev/vfio/20".to_owned(),
+        pod: Some("vm-pod".to_owned()),
+        vm: None,
+    }
 }
 
 impl Agent {

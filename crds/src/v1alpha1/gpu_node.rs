@@ -274,6 +274,9 @@ pub struct Holder {
     /// UID of its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// The VM that it is: `namespace/name` of KubeVirt's, else as the hypervisor names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 /// Why a GPU cannot be brought into a mode, and the next step.

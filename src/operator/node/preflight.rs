@@ -178,6 +178,7 @@ mod tests {
             command: "qemu".to_owned(),
             path: "/dev/nvidia0".to_owned(),
             pod: pod.map(str::to_owned),
+            vm: None,
         }];
         agent
     }

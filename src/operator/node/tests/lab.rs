@@ -209,6 +209,7 @@ impl Lab {
             command: "qemu-system-x86".to_owned(),
             path: "/dev/vfio/1".to_owned(),
             pod: pod.map(str::to_owned),
+            vm: None,
         };
         self.agent().gpus[0].holders = vec![holder];
     }
