@@ -18,6 +18,7 @@ mod dev_nodes;
 pub mod device_plugin;
 mod health;
 mod holders;
+mod leave;
 mod metrics;
 mod news;
 mod objections;
@@ -271,6 +272,9 @@ impl Agent {
             }
         }
         self.plugins.stop().await;
+        if node.borrow().as_ref().and_then(Option::as_ref).is_some_and(leave::torn_down) {
+            leave::host(&self.host_root, self.manager.as_mut(), &self.desired);
+        }
         Ok(())
     }
 
