@@ -1,6 +1,6 @@
 //! Commands, flags and environment: the only place that reads them.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
@@ -193,7 +193,10 @@ struct ApproveArgs {
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     namespace: String,
-    /// Removes also while VMs use GPUs, and without a living operator. GPUs in use stay as they are.
+    /// Distinguishes this from an operator, whose work it does where none lives.
+    #[arg(long, env = "POD_NAME", default_value = "gpuvirt-uninstall")]
+    identity: String,
+    /// Removes also while VMs use GPUs, which stay as they are.
     #[arg(long)]
     force: bool,
     /// As in `90s` or `5m`.
@@ -245,7 +248,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         }))?,
         Command::Uninstall(args) => runtime()?.block_on(Box::pin(async {
-            uninstall::run(&connected().await?, &args.into()).await?;
+            uninstall::run(&connected().await?, args.into()).await?;
             anyhow::Ok(())
         }))?,
         Command::PrepareDriver(args) => runtime()?.block_on(async {
@@ -363,7 +366,17 @@ impl From<SubjectArgs> for Subject {
 
 impl From<UninstallArgs> for uninstall::Options {
     fn from(args: UninstallArgs) -> Self {
-        Self { namespace: args.namespace, force: args.force, timeout: args.timeout }
+        // What is being removed is built no more, so its images do not matter.
+        let installation = Installation {
+            namespace: args.namespace,
+            image: String::new(),
+            pull_policy: "IfNotPresent".to_owned(),
+            log_level: "info".to_owned(),
+            images: BTreeMap::new(),
+        };
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let operator = operator::Config { installation, identity: args.identity, release: None, listen: nowhere };
+        Self { operator, force: args.force, timeout: args.timeout }
     }
 }
 

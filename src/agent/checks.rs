@@ -19,7 +19,9 @@ use super::{
 };
 
 /// Where the peer's pods look.
-const DIRECTORY: &str = "run/nvidia/validations";
+pub const DIRECTORY: &str = "run/nvidia/validations";
+/// All that [`Files`] writes there.
+pub const FILES: [&str; 2] = ["vgpu-manager-ready", "vgpu-devices-ready"];
 const NOBODY: &str = "no GPU is asked to have vGPUs";
 
 /// A check and the file that says that it holds.
@@ -36,8 +38,8 @@ pub fn verdicts(wish: &Wish, observation: &Observation) -> Vec<Verdict> {
 fn checks(wish: &Wish, observation: &Observation) -> [Check; 2] {
     let asked: Vec<PciAddress> = asked(wish, observation).collect();
     [
-        Check { verdict: manager(observation, &asked), file: "vgpu-manager-ready" },
-        Check { verdict: devices(observation, &asked), file: "vgpu-devices-ready" },
+        Check { verdict: manager(observation, &asked), file: FILES[0] },
+        Check { verdict: devices(observation, &asked), file: FILES[1] },
     ]
 }
 

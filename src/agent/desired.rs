@@ -53,6 +53,14 @@ impl Desired {
         Ok(())
     }
 
+    /// For a host that is left for good.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     fn replace(&self, spec: &GPUNodeSpec) -> io::Result<()> {
         if let Some(dir) = self.path.parent() {
             fs::create_dir_all(dir)?;
@@ -77,6 +85,16 @@ mod tests {
         let spec = GPUNodeSpec { mode: Some(WorkloadMode::VmPassthrough), epoch: 3, ..GPUNodeSpec::default() };
         Desired::below(dir.path()).keep(&spec).expect("kept");
         assert_eq!(Desired::below(dir.path()).read().expect("read"), Some(spec));
+    }
+
+    #[test]
+    fn a_host_that_is_left_has_no_order() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let mut desired = Desired::below(dir.path());
+        desired.remove().expect("there is none");
+        desired.keep(&GPUNodeSpec::default()).expect("kept");
+        desired.remove().expect("removed");
+        assert_eq!(desired.read().expect("read"), None);
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod device_plugin;
 mod health;
 mod holders;
 pub mod library;
+mod leave;
 mod metrics;
 mod news;
 mod objections;
@@ -275,6 +276,9 @@ impl Agent {
             }
         }
         self.plugins.stop().await;
+        if node.borrow().as_ref().and_then(Option::as_ref).is_some_and(leave::torn_down) {
+            leave::host(&self.host_root, self.manager.as_mut(), &self.desired);
+        }
         Ok(())
     }
 

@@ -133,6 +133,11 @@ impl<K: Kernel> VfioManager<K> {
         self
     }
 
+    /// Takes the journal away, for a host that is left for good. `false`: it has something to undo, and stays.
+    pub fn leave(&mut self) -> Result<bool, Error> {
+        Ok(self.journal.leave()?)
+    }
+
     /// One round. Nothing that goes wrong with one GPU keeps another from being served.
     ///
     /// `allocations`: what the kubelet has given to pods; a GPU that a pod has is in use, opened or not. While the kubelet

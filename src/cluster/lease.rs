@@ -84,7 +84,7 @@ async fn attempt(
     let Some(current) = leases.get_opt(name).await? else {
         let lease = Lease {
             metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
-            spec: Some(taken(identity, 1)),
+            spec: Some(taken(identity, first())),
         };
         return retry_later(leases.create(&PostParams::default(), &lease).await);
     };
@@ -94,7 +94,8 @@ async fn attempt(
         return Ok(None);
     }
     let mut lease = current;
-    lease.spec = Some(taken(identity, transitions(&lease) + 1));
+    let next = if transitions(&lease) == 0 { first() } else { transitions(&lease) + 1 };
+    lease.spec = Some(taken(identity, next));
     // The resource version in `lease` makes this fail if anyone else wrote meanwhile.
     retry_later(leases.replace(name, &PostParams::default(), &lease).await)
 }
@@ -131,6 +132,12 @@ fn taken(identity: &str, transitions: i32) -> LeaseSpec {
         lease_transitions: Some(transitions),
         ..LeaseSpec::default()
     }
+}
+
+/// Of a lease that nobody has held: minutes since 1970, so that it counts on from one that was deleted, as with a release that
+/// is installed again. A node may have been left with an order of the earlier one.
+fn first() -> i32 {
+    i32::try_from(Timestamp::now().as_second() / 60).unwrap_or(1)
 }
 
 fn transitions(lease: &Lease) -> i32 {

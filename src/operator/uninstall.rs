@@ -1,23 +1,30 @@
 //! `gpuvirt uninstall`: the hook that runs before the chart is removed.
 //!
 //! It refuses while VMs use GPUs, before anything has changed; then it deletes the ClusterPolicies and waits until the
-//! operator has brought the nodes back. With a dead operator nobody would do that, so it says so instead of waiting.
+//! operator has brought the nodes back. Where no operator lives it takes the lease and is the operator for that long, so
+//! that the order is the same: nodes first, and nothing under a running VM.
+
+mod leftovers;
 
 use std::{fmt::Write as _, time::Duration};
 
 use crds::{WorkloadMode, labels, v1::ClusterPolicy, v1alpha1::GPUNode};
-use k8s_openapi::api::{apps::v1::DaemonSet, coordination::v1::Lease};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
     core::DeserializeGuard,
     runtime::wait::{await_condition, conditions},
 };
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cluster::lease;
+use super::{LEASE, policy::Metrics};
+use crate::{cluster::lease, shutdown::Shutdown};
 
+/// How often a living operator is asked whether it still lives: it may run on a node that is being drained.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
 const GO_ON: &str = "kubectl annotate clusterpolicy --all gpuvirt.io/force-teardown=true";
 
 #[derive(Debug, thiserror::Error)]
@@ -26,24 +33,24 @@ pub enum Error {
     Api(#[from] kube::Error),
     #[error("virtual machines use GPUs: {0}; stop them, or go on under them: {GO_ON}")]
     InUse(String),
-    #[error(
-        "the operator is not running ({0}), so nobody would bring the nodes back: start it again, or go on without it: {GO_ON}"
-    )]
-    OperatorDead(String),
+    #[error("this cannot do the operator's work any more")]
+    Lease(#[from] lease::Error),
     #[error("not gone after {} s: {waiting}", waited.as_secs())]
     Timeout { waited: Duration, waiting: String },
 }
 
 pub struct Options {
-    pub namespace: String,
+    /// The operator's, for the case that none lives.
+    pub operator: super::Config,
     pub force: bool,
     pub timeout: Duration,
 }
 
 type Policy = DeserializeGuard<ClusterPolicy>;
 
-pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
+pub async fn run(client: &Client, options: Options) -> Result<(), Error> {
     let policies: Api<Policy> = Api::all(client.clone());
+    let gpu_nodes: Api<DeserializeGuard<GPUNode>> = Api::all(client.clone());
     let found = policies.list(&ListParams::default()).await?.items;
     if found.is_empty() {
         tracing::info!("no ClusterPolicy: nothing to bring back");
@@ -51,16 +58,13 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
     }
     // `helm uninstall` takes no values: the annotation is how a person says it there.
     let force = options.force || found.iter().all(forced);
-    let used = in_use(client).await?;
+    let nodes: Vec<GPUNode> =
+        gpu_nodes.list(&ListParams::default()).await?.into_iter().filter_map(|guarded| guarded.0.ok()).collect();
+    let used: Vec<String> = nodes.iter().flat_map(in_use).collect();
     if !used.is_empty() && !force {
         return Err(Error::InUse(used.join(", ")));
     }
-    let dead = operator_dead(client, &options.namespace).await?;
-    if let Some(why) = &dead
-        && !force
-    {
-        return Err(Error::OperatorDead(why.clone()));
-    }
+    let dead = operator_dead(client, &options.operator.installation.namespace).await?;
     for policy in &found {
         let name = policy.name_any();
         if force {
@@ -70,9 +74,6 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
         policies.delete(&name, &DeleteParams::default()).await?;
         tracing::info!(policy = name, "deleted, waiting until its nodes are brought back");
     }
-    if dead.is_some() {
-        return without_operator(client, options, &found).await;
-    }
     let gone = async {
         for policy in &found {
             let uid = policy.uid().unwrap_or_default();
@@ -80,69 +81,76 @@ pub async fn run(client: &Client, options: &Options) -> Result<(), Error> {
             while await_condition(policies.clone(), &policy.name_any(), conditions::is_deleted(&uid)).await.is_err() {}
         }
     };
-    match timeout(options.timeout, gone).await {
-        Ok(()) => Ok(()),
-        // It may have died since: then nobody is at it.
-        Err(_elapsed) => Err(match operator_dead(client, &options.namespace).await? {
-            Some(why) => Error::OperatorDead(why),
-            None => Error::Timeout { waited: options.timeout, waiting: reasons(&policies).await? },
-        }),
+    let patience = options.timeout;
+    let brought_back = async {
+        tokio::pin!(gone);
+        let mut silence = dead;
+        while silence.is_none() {
+            if timeout(LOOK_AGAIN, &mut gone).await.is_ok() {
+                return Ok(());
+            }
+            silence = operator_dead(client, &options.operator.installation.namespace).await?;
+        }
+        tracing::warn!(why = silence, "no operator lives: doing its work until the nodes are brought back");
+        in_its_place(client, options.operator, gone).await
+    };
+    match timeout(patience, brought_back).await {
+        Ok(done) => done?,
+        Err(_elapsed) => return Err(Error::Timeout { waited: patience, waiting: reasons(&policies).await? }),
     }
+    leftovers::forget(client, &nodes).await;
+    Ok(())
 }
 
 fn forced(policy: &Policy) -> bool {
     policy.annotations().get(labels::FORCE_TEARDOWN).is_some_and(|value| value == "true")
 }
 
-/// What VMs hold, as the agents report it.
-async fn in_use(client: &Client) -> Result<Vec<String>, Error> {
-    let gpu_nodes: Api<DeserializeGuard<GPUNode>> = Api::all(client.clone());
-    let mut used = Vec::new();
-    for guarded in gpu_nodes.list(&ListParams::default()).await? {
-        let Ok(gpu_node) = guarded.0 else { continue };
-        let Some(agent) = gpu_node.status.as_ref().and_then(|s| s.agent.as_ref()) else { continue };
-        for gpu in agent.gpus.iter().filter(|gpu| gpu.mode != Some(WorkloadMode::Container)) {
-            for holder in gpu.all_holders() {
-                used.push(format!(
-                    "GPU {} of node {} is held by {} (pid {})",
-                    gpu.address,
-                    gpu_node.name_any(),
-                    holder.command,
-                    holder.pid
-                ));
-            }
+/// What VMs hold on a node, as its agent and the operator report it.
+fn in_use(gpu_node: &GPUNode) -> Vec<String> {
+    let status = gpu_node.status.clone().unwrap_or_default();
+    let users = status.operator.map(|operator| operator.users).unwrap_or_default();
+    let mut held = Vec::new();
+    for gpu in status.agent.iter().flat_map(|agent| &agent.gpus) {
+        if gpu.mode == Some(WorkloadMode::Container) {
+            continue;
+        }
+        let user = users.iter().find(|user| user.gpus.contains(&gpu.address));
+        let vm = user.and_then(|user| user.vmi.as_deref()).map(|vmi| format!("VM {vmi}, ")).unwrap_or_default();
+        let (address, node) = (&gpu.address, gpu_node.name_any());
+        held.extend(gpu.all_holders().map(|holder| {
+            format!("GPU {address} of node {node} is held by {vm}{} (pid {})", holder.command, holder.pid)
+        }));
+        // Started, and the device not opened yet.
+        if let Some(user) = user.filter(|_| gpu.all_holders().next().is_none()) {
+            held.push(format!("GPU {address} of node {node} is given to {vm}pod {}", user.pod));
         }
     }
-    Ok(used)
+    held
 }
 
 async fn operator_dead(client: &Client, namespace: &str) -> Result<Option<String>, Error> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    Ok(lease::silence(super::LEASE, leases.get_opt(super::LEASE).await?.as_ref()))
+    Ok(lease::silence(LEASE, leases.get_opt(LEASE).await?.as_ref()))
 }
 
-/// Forced, and nobody there: operands go, GPUs stay as they are, and what is left is said.
-async fn without_operator(client: &Client, options: &Options, found: &[Policy]) -> Result<(), Error> {
-    let daemon_sets: Api<DaemonSet> = Api::namespaced(client.clone(), &options.namespace);
-    let ours = ListParams::default().labels(labels::POLICY);
-    daemon_sets.delete_collection(&DeleteParams::background(), &ours).await?;
-    let policies: Api<Policy> = Api::all(client.clone());
-    for policy in found {
-        let keep: Vec<&String> = policy.finalizers().iter().filter(|f| *f != labels::TEARDOWN_FINALIZER).collect();
-        let patch = json!({"metadata": {"finalizers": keep}});
-        match policies.patch(&policy.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => return Err(error.into()),
-        }
+/// The operator's work, until `gone`. By the same lease: one that comes to life meanwhile waits.
+async fn in_its_place(client: &Client, config: super::Config, gone: impl Future<Output = ()>) -> Result<(), Error> {
+    let (stop, stopped) = Shutdown::manual();
+    let namespace = config.installation.namespace.clone();
+    let held = lease::acquire(client, &namespace, LEASE, &config.identity, &stopped).await;
+    let held = held.expect("nobody else should have the sender of this token");
+    let epoch = held.epoch();
+    let keep = held.keep(&stopped);
+    tokio::pin!(keep);
+    tokio::select! {
+        lost = &mut keep => return lost.map(drop).map_err(Error::Lease),
+        () = super::lead(client, config, epoch, Metrics::register(&mut Registry::default())) => {}
+        () = gone => {}
     }
-    tracing::warn!(
-        "removed without the operator: GPUs keep the driver that they have, nodes keep their {}* labels, ConfigMaps, Services and RuntimeClasses with label {} stay, and KubeVirt keeps the permittedHostDevices that its annotation {} lists",
-        labels::DEPLOY_PREFIX,
-        labels::POLICY,
-        labels::PERMITTED_HOST_DEVICES
-    );
-    Ok(())
+    // The receiver is in `keep`.
+    let _ = stop.send(true);
+    Ok(keep.await?.release().await?)
 }
 
 async fn reasons(policies: &Api<Policy>) -> Result<String, Error> {

@@ -263,8 +263,8 @@ const RIGHTS: [Rights; 4] = [
     },
     Rights {
         account: "gpuvirt-uninstall",
-        may: &["delete clusterpolicies.nvidia.com", "deletecollection daemonsets.apps"],
-        may_not: &["delete nodes", "delete gpunodes.gpuvirt.io", "get secrets", "create clusterpolicies.nvidia.com"],
+        may: &["delete clusterpolicies.nvidia.com", "patch nodes:status", "delete daemonsets.apps"],
+        may_not: &["delete nodes", "get secrets", "create clusterpolicies.nvidia.com"],
     },
     Rights { account: "nvidia-driver", may: &[], may_not: &["get nodes", "get pods", "patch nodes", "get secrets"] },
 ];

@@ -1,22 +1,32 @@
 //! `gpuvirt uninstall`, as the chart's hook runs it.
 
+use std::collections::BTreeSet;
+
 use crds::{
-    labels,
+    WorkloadMode, labels,
     v1::{ClusterPolicy, PolicyState},
+    v1alpha1::GPUNode,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
-use kube::{Api, ResourceExt, api::ListParams};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use kube::{
+    ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
 
 use crate::{
+    kubevirt::{nic, until_permitted, with_kubevirt},
     modes::PASSTHROUGH,
     support::{
         NAMESPACE,
-        agents::{self, Agent, qemu},
+        agents::{self, Agent, T4, qemu, t4},
         identity,
         kubelets::Kubelets,
-        nodes::until_deployed,
+        kubevirt,
+        nodes::{self, until_deployed},
         policies,
         program::Program,
+        tape::{Tape, Written},
         turn::{Turn, turn},
         wait,
     },
@@ -81,25 +91,97 @@ fn it_refuses_while_a_vm_has_a_gpu_and_changes_nothing_unless_forced() {
 }
 
 #[test]
-fn it_refuses_when_no_operator_lives_and_when_forced_says_what_is_left() {
+fn without_a_living_operator_it_brings_the_nodes_back_itself() {
     turn(async |t| {
         let _kubelets = Kubelets::start(t);
         let operator = t.operator("op-1").await;
-        let (_agent, policy) = serving_vms(t).await;
+        let (agent, policy) = serving_vms(t).await;
         operator.stop().await;
+        in_use(t, &agent).await;
         let (done, log) = uninstall(t, &[]).await;
-        assert!(!done && log.contains("the operator is not running") && log.contains("has no holder"), "{log}");
+        assert!(!done && log.contains("virtual machines use GPUs"), "{log}");
         nothing_has_happened(t).await;
 
-        let (done, log) = uninstall(t, &["--force"]).await;
-        assert!(done && log.contains("without the operator") && log.contains(labels::DEPLOY_PREFIX), "{log}");
+        agent.change(|host| host.gpus[0].holders.clear());
+        agent.until(t, "the VM has gone", |n| agents::agent(n).is_some_and(|a| a.summary.in_use == 0)).await;
+        let written = Tape::<GPUNode>::start(t.all()).await;
+        let (done, log) = uninstall(t, &[]).await;
+        assert!(done && log.contains("doing its work") && log.contains("has no holder"), "{log}");
+        nothing_is_left(t, &policy).await;
+        let released = written.ever(0, |w| {
+            matches!(w, Written::Is(n) if agents::agent(n).is_some_and(|a| a.gpus[0].mode == Some(WorkloadMode::Container)))
+        });
+        assert!(released, "the GPU is released before its node is left");
+    });
+}
+
+/// What a person could find in the cluster: names of all objects but events, and what of a node and of KubeVirt matters.
+async fn found(t: &Turn) -> BTreeSet<String> {
+    let kubectl = |args: &[&str]| t.cluster.kubectl(args).expect("readable");
+    let kinds = kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
+    let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
+    let names = kubectl(&["get", &kinds.join(","), "-A", "-o", "name", "--ignore-not-found"]);
+    let mut found: BTreeSet<String> = names.lines().map(str::to_owned).collect();
+    // Made again whenever it has gone, by the control plane.
+    found.retain(|name| !name.starts_with("lease") && !name.contains("apiserver-"));
+    for node in t.all::<Node>().list(&ListParams::default()).await.expect("listable") {
+        let name = node.name_any();
+        found.extend(node.labels().iter().map(|(key, value)| format!("node {name} label {key}={value}")));
+        found.extend(node.annotations().iter().map(|(key, value)| format!("node {name} annotation {key}={value}")));
+        let spec = node.spec.unwrap_or_default();
+        found.insert(format!("node {name} unschedulable={:?} taints={:?}", spec.unschedulable, spec.taints));
+        let status = node.status.unwrap_or_default();
+        for (list, counts) in [("capacity", status.capacity), ("allocatable", status.allocatable)] {
+            found.extend(counts.iter().flatten().map(|(key, count)| format!("node {name} {list} {key}={}", count.0)));
+        }
+    }
+    let mut kubevirt = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt");
+    kubevirt.managed_fields_mut().clear();
+    found.insert(format!("KubeVirt {} {:?}", kubevirt.data["spec"], kubevirt.annotations()));
+    found
+}
+
+/// Counts in a node's status, as a kubelet leaves them.
+async fn leave_behind(t: &Turn, counts: &Value) {
+    let patch = json!({"status": {"capacity": counts, "allocatable": counts}});
+    t.all::<Node>().patch_status("n1", &PatchParams::default(), &Patch::Merge(&patch)).await.expect("patchable");
+}
+
+#[test]
+fn the_cluster_is_after_it_as_it_was_before() {
+    turn(async |t| {
+        with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
+        let _kubelets = Kubelets::start(t);
+        let own = [(labels::WORKLOAD_CONFIG, "vm-passthrough"), ("nvidia.com/mig.capable", "true"), ("team", "a")];
+        nodes::create(t, "n1", &own).await;
+        leave_behind(t, &json!({"nvidia.com/hostdev": "3", "amd.com/gpu": "0"})).await;
+        let before = found(t).await;
+
+        let operator = t.operator("op-1").await;
+        let agent = Agent::start(t, "n1", vec![t4("0000:18:00.0")]).await;
+        let mut policy = policies::valid(POLICY);
+        policy["spec"]["migManager"] = json!({"enabled": true, "repository": "localhost", "image": "mig", "version": "1", "config": {"default": "all-disabled"}});
+        let policy = policies::create(t, policy).await;
+        agent.until_reason(t, true, "Serving").await;
+        until_permitted(t, &["intel.com/x710", T4]).await;
+        // A change, and what comes of it: its GPUTransition, and a MIG layout by the policy's default.
+        nodes::label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("container"))]).await;
+        let labelled = |node: &Node| node.labels().contains_key(labels::MIG_CONFIG);
+        wait::until(&t.all(), "n1", "the default layout", labelled).await;
+        nodes::label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await;
+        until_deployed(t, "n1", &PASSTHROUGH).await;
+        leave_behind(t, &json!({T4: "0", "nvidia.com/gpu": "0"})).await;
+        let during = found(t).await;
+        let more =
+            during.difference(&before).filter(|what| what.contains("gputransition") || what.contains("mig.config"));
+        assert_eq!(more.count(), 2, "{:#?}", during.difference(&before).collect::<Vec<_>>());
+
+        let (done, log) = uninstall(t, &[]).await;
+        assert!(done && log.contains("removed from the node's status"), "{log}");
         wait::until_gone(&t.all(), &policy, "the policy goes").await;
-        wait::eventually("the operands go", async || {
-            let ours = ListParams::default().labels(labels::POLICY);
-            let sets: Api<DaemonSet> = t.ours();
-            let left = sets.list(&ours).await.expect("listable").items;
-            left.iter().map(ResourceExt::name_any).next().is_none().then_some(())
-        })
-        .await;
+        operator.stop().await;
+        let after = found(t).await;
+        let differs: Vec<_> = before.symmetric_difference(&after).collect();
+        assert!(differs.is_empty(), "{differs:#?}");
     });
 }

@@ -243,6 +243,25 @@ impl Journal {
         replace(path, &bytes).map_err(|source| JournalError::Io { path: path.clone(), source })
     }
 
+    /// Takes the file away, for a host that is left for good: `false`, and the file stays, while something of it has still to
+    /// be undone or a write is pending. What somebody may still ask about a damaged one stays, too.
+    pub fn leave(&mut self) -> Result<bool, JournalError> {
+        let State { epoch: _, functions, pending, lost, vgpus } = &self.state;
+        if *lost || !(functions.is_empty() && pending.is_empty() && vgpus.is_empty()) {
+            return Ok(false);
+        }
+        if let Some(path) = &self.path {
+            match fs::remove_file(path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(JournalError::Io { path: path.clone(), source });
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        self.state = State::default();
+        Ok(true)
+    }
+
     /// The highest epoch of which a step was executed; 0 when there was none.
     pub fn epoch(&self) -> i64 {
         self.state.epoch
@@ -322,6 +341,19 @@ mod tests {
         assert_eq!(again.state, journal.state);
         assert_eq!(again.epoch(), 7);
         assert_eq!(again.state.functions.len(), 1);
+    }
+
+    #[test]
+    fn a_host_is_left_without_a_journal_but_not_while_something_is_to_be_undone() {
+        let (_dir, path) = file();
+        let mut journal = Journal::open(&path).unwrap();
+        let gpu: PciAddress = GPU.parse().unwrap();
+        journal.record(gpu, IDS, Origin::Driver("nvidia".to_owned())).unwrap();
+        journal.admit_epoch(7).unwrap();
+        assert!(!journal.leave().unwrap() && path.exists());
+        journal.forget(gpu).unwrap();
+        assert!(journal.leave().unwrap() && !path.exists());
+        assert!(journal.leave().unwrap(), "what is not there can be left");
     }
 
     #[test]

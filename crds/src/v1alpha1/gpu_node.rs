@@ -359,6 +359,9 @@ pub struct OperatorStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// `status.operator.reason` of a node that the operator has left: the agent's end is for good.
+pub const TORN_DOWN: &str = "TornDown";
+
 /// A pod that has GPUs, and whose it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -90,8 +90,8 @@ pub fn host(node: &BTreeMap<String, String>, host: &HostFacts) -> impl Iterator<
     marks.into_iter().filter(differs).map(|(key, value)| (key.to_owned(), Some(value))).collect::<Vec<_>>().into_iter()
 }
 
-/// The label of a MIG layout that a container node gets because it has none. It stays when the policy goes: an admin may
-/// have set it, and a layout that is there is not taken back.
+/// The label of a MIG layout that a container node gets because it has none. It goes with the policy, unless somebody else
+/// has written it since.
 pub fn mig_layout(
     mode: WorkloadMode,
     node: &BTreeMap<String, String>,

@@ -9,7 +9,7 @@ use crds::{
 use crate::operator::vgpu;
 
 /// Reason of a node that the operator has left.
-pub const TORN_DOWN: &str = "TornDown";
+pub use crds::v1alpha1::TORN_DOWN;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {

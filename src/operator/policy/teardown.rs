@@ -4,19 +4,20 @@ use crds::{
     conditions::Verdict,
     labels,
     v1::{ClusterPolicy, PolicyState},
-    v1alpha1::GPUNode,
+    v1alpha1::{GPUNode, GPUTransition},
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
     core::PartialObjectMeta,
+    runtime::reflector::ObjectRef,
 };
 use serde_json::json;
 
 use super::{Context, Error, apply, build, config, dereference::dereference, status};
 use crate::{
-    cluster::gone,
+    cluster::{gone, merges},
     operator::{
         kubevirt::Withdrawn,
         node::{gates, readiness::TORN_DOWN},
@@ -130,26 +131,58 @@ fn waits_for(gpu_node: &GPUNode) -> Option<String> {
     }
 }
 
-/// Nothing of ours stays on a node: its report and every label that the operator has set.
+/// Nothing of ours stays on a node: its reports, and every label and mark that the operator has set.
 async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNode) -> Result<(), Error> {
     let failed = |source| Error::Teardown { policy: policy.name_any(), source: Box::new(source) };
     let name = gpu_node.name_any();
     let gpu_nodes: Api<Guarded<GPUNode>> = Api::all(context.client.clone());
     ignore_missing(gpu_nodes.delete(&name, &DeleteParams::default()).await.map(drop)).map_err(failed)?;
-    let nodes: Api<PartialObjectMeta<Node>> = Api::all(context.client.clone());
+    if context.world.transitions.get(&ObjectRef::new(&name)).is_some() {
+        let transitions: Api<Guarded<GPUTransition>> = Api::all(context.client.clone());
+        ignore_missing(transitions.delete(&name, &DeleteParams::default()).await.map(drop)).map_err(failed)?;
+    }
+    let nodes: Api<Node> = Api::all(context.client.clone());
     let Some(node) = nodes.get_metadata_opt(&name).await.map_err(failed)? else { return Ok(()) };
     let mut changes = gates::patch(node.labels(), &[]);
-    changes.extend(
-        [labels::GPU_PRESENT, labels::OS, labels::KERNEL, labels::DRIVER_OWNER].map(|key| (key.to_owned(), None)),
-    );
-    let patch = json!({"metadata": {"uid": node.uid(), "labels": changes}});
-    ignore_missing(nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
-        .map_err(failed)
+    let ours = [labels::GPU_PRESENT, labels::OS, labels::KERNEL, labels::DRIVER_OWNER, labels::VGPU_CONFIG_STATE];
+    changes.extend(ours.map(|key| (key.to_owned(), None)));
+    if set_by_us(&node, labels::MIG_CONFIG) {
+        changes.insert(labels::MIG_CONFIG.to_owned(), None);
+    }
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": changes, "annotations": {labels::CORDONED: null}}});
+    ignore_missing(nodes.patch_metadata(&name, &merges(), &Patch::Merge(&patch)).await.map(drop)).map_err(failed)
+}
+
+/// The API server knows who has written a label last: a layout that an admin has chosen stays, the policy's default goes.
+fn set_by_us(node: &PartialObjectMeta<Node>, label: &str) -> bool {
+    let ours = node.managed_fields().iter().filter(|entry| entry.manager.as_deref() == Some(labels::OPERATOR_MANAGER));
+    let field = format!("f:{label}");
+    ours.filter_map(|entry| entry.fields_v1.as_ref())
+        .any(|fields| !fields.0["f:metadata"]["f:labels"][field.as_str()].is_null())
 }
 
 fn ignore_missing(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(error) if gone(&error) => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_ours_while_nobody_else_has_written_it() {
+        let by = |manager: &str| -> PartialObjectMeta<Node> {
+            let fields = json!({"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}});
+            let entry = json!({"manager": manager, "operation": "Update", "fieldsV1": fields});
+            let node =
+                json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "managedFields": [entry]}});
+            serde_json::from_value(node).expect("a node's metadata")
+        };
+        assert!(set_by_us(&by(labels::OPERATOR_MANAGER), labels::MIG_CONFIG));
+        assert!(!set_by_us(&by("kubectl-label"), labels::MIG_CONFIG));
+        assert!(!set_by_us(&by(labels::OPERATOR_MANAGER), labels::GPU_PRESENT));
     }
 }

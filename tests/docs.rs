@@ -1,0 +1,160 @@
+//! The troubleshooting page knows every reason that a person can meet.
+//!
+//! Reasons are CamelCase words in the code. So each such word is on the page, or in the list of words that are something else;
+//! a new one that is in neither fails here.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const PAGE: &str = "docs/troubleshooting.md";
+
+/// Kinds, fields of the Kubernetes API, words of other programs, columns of `kubectl get`, names in derives.
+const NO_REASONS: &[&str] = &[
+    "Age",
+    "Bidirectional",
+    "ClusterFirstWithHostNet",
+    "ClusterPolicy",
+    "ClusterPolicyStatus",
+    "ClusterVersion",
+    "Completed",
+    "D3cold",
+    "Default",
+    "Directory",
+    "DirectoryOrCreate",
+    "DisableMDEVConfiguration",
+    "Driver",
+    "Established",
+    "Exists",
+    "ExplainGPU",
+    "FallbackToLogsOnError",
+    "False",
+    "File",
+    "From",
+    "GPUNode",
+    "GPUNodeStatus",
+    "GPUTransition",
+    "GPUTransitionStatus",
+    "GPUVirtConfig",
+    "GPUVirtConfigStatus",
+    "GPUs",
+    "GenuineIntel",
+    "Helm",
+    "HostToContainer",
+    "HyperConverged",
+    "IfNotPresent",
+    "ImageStream",
+    "In",
+    "KubeVirt",
+    "Kubernetes",
+    "LiveMigrate",
+    "MachineConfig",
+    "Message",
+    "Mode",
+    "NVIDIADriver",
+    "NVIDIADriverStatus",
+    "Never",
+    "NoSchedule",
+    "Node",
+    "NotIn",
+    "NotValidated",
+    "OnDelete",
+    "PartialEq",
+    "Phase",
+    "Pod",
+    "PodsAndVMs",
+    "Proxy",
+    "Reason",
+    "Reconcile",
+    "RollingUpdate",
+    "Running",
+    "Scheduled",
+    "Self",
+    "ServiceMonitor",
+    "Status",
+    "Succeeded",
+    "Synchronized",
+    "To",
+    "True",
+    "Validated",
+    "VirtualMachine",
+    "VirtualMachineInstance",
+    "WorkloadMode",
+    "Xorg",
+    "Xwayland",
+];
+
+/// Where reasons come from. What builds operands speaks Kubernetes' words, and the fields of their pods are no reasons.
+const ROOMS: &[&str] = &["src", "vfio/src", "crds/src"];
+const OTHER_WORDS: &[&str] = &["src/operator/policy/build", "src/agent/device_plugin/proto", "vfio/src/testing"];
+
+fn files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
+        let path = entry.expect("a folder entry should be readable").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let other = OTHER_WORDS.iter().any(|other| path.starts_with(other));
+        match path.is_dir() {
+            true if name != "tests" && !other => files(&path, found),
+            false if name.ends_with(".rs") && !name.ends_with("tests.rs") && !other => found.push(path),
+            true | false => {}
+        }
+    }
+}
+
+fn camel_case(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_uppercase())
+        && word.chars().all(|c| c.is_ascii_alphanumeric())
+        && word.contains(|c: char| c.is_ascii_lowercase())
+}
+
+/// Word → the first place that says it.
+fn words() -> BTreeMap<String, String> {
+    let mut sources = Vec::new();
+    ROOMS.iter().for_each(|room| files(Path::new(room), &mut sources));
+    let mut words = BTreeMap::new();
+    for path in sources {
+        let text = fs::read_to_string(&path).expect("a source file should be readable");
+        let code = text.lines().take_while(|line| !line.starts_with("mod tests {")).enumerate();
+        for (number, line) in code {
+            let line = line.split("//").next().unwrap_or_default();
+            // Every second piece is inside quotes.
+            for word in line.split('"').skip(1).step_by(2).filter(|word| camel_case(word)) {
+                let place = || format!("{}:{}", path.display(), number + 1);
+                words.entry(word.to_owned()).or_insert_with(place);
+            }
+        }
+    }
+    words
+}
+
+#[test]
+fn every_reason_has_an_entry_on_the_troubleshooting_page() {
+    let page = fs::read_to_string(PAGE).expect("the page");
+    let words = words();
+    assert!(words.contains_key("IommuOff") && words.contains_key("GPUNameUnknown"), "reasons are found: {words:?}");
+    let bare: Vec<String> = words
+        .iter()
+        .filter(|(word, _)| !page.contains(&format!("`{word}`")) && !NO_REASONS.contains(&word.as_str()))
+        .map(|(word, place)| format!("{word} ({place})"))
+        .collect();
+    assert!(
+        bare.is_empty(),
+        "tell in {PAGE} what these mean and what to do, or list them as no reasons here: {bare:#?}"
+    );
+}
+
+#[test]
+fn what_the_page_explains_is_said_by_the_code() {
+    let page = fs::read_to_string(PAGE).expect("the page");
+    let words = words();
+    // Composed of a check's name.
+    let composed = |word: &str| word.ends_with("NotValidated");
+    let first_cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next().map(str::to_owned));
+    let stale: Vec<String> = first_cells
+        .flat_map(|cell| cell.split('`').filter(|word| camel_case(word)).map(str::to_owned).collect::<Vec<_>>())
+        .filter(|word| !words.contains_key(word) && !composed(word))
+        .collect();
+    assert!(stale.is_empty(), "{PAGE} explains reasons that nobody gives: {stale:?}");
+}
