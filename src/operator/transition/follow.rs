@@ -237,7 +237,7 @@ impl Transitions {
             ((path, action, slot), takes)
         };
         let limits = self.limits(errand, occupied);
-        let (path, action, turn) = self.budget.with_place(&name, &limits, || self.fleet(), look);
+        let (path, action, turn) = self.budget.with_place(&name, &limits, || self.fleet(&name), look);
         let Some(after) = path.last().cloned() else { return Ok(stays(turn)) };
         let status = record::status(&object, &path, &plan, affected);
         if object.status.as_ref() != Some(&status) && self.objects.write(&object, &status).await?.is_none() {
@@ -373,9 +373,11 @@ impl Transitions {
         }
     }
 
-    fn fleet(&self) -> Fleet {
+    /// As `node` meets it. One that is down itself makes no other one so by its change, which may be its cure.
+    fn fleet(&self, node: &str) -> Fleet {
         let all = self.gpu_nodes.state();
-        let operators = all.iter().filter_map(|guarded| guarded.0.as_ref().ok()?.status.as_ref()?.operator.as_ref());
+        let others = all.iter().filter_map(|guarded| guarded.0.as_ref().ok()).filter(|other| other.name_any() != node);
+        let operators = others.filter_map(|other| other.status.as_ref()?.operator.as_ref());
         let down = |operator: &&crds::v1alpha1::OperatorStatus| {
             operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
         };
