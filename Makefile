@@ -5,7 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test test-gpu bench nightly soak demo demo-down install generate
+.PHONY: help deps tools build image check test test-gpu bench nightly soak demo demo-down install chart generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -50,5 +50,11 @@ install: ## install or upgrade the chart in the cluster that KUBECONFIG names; A
 	@: "$${KUBECONFIG:?names the cluster to install into}"
 	$(HELM) upgrade --install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --wait --timeout 5m $(ARGS)
 
-generate: ## write the CRDs' YAML from their Rust types
+chart: ## target/chart/gpuvirt-VERSION.tgz, for `helm push … oci://REGISTRY/PATH`; PUSH=oci://REGISTRY/PATH does that, too
+	$(HELM) lint --strict charts/gpuvirt
+	$(HELM) package charts/gpuvirt --destination target/chart
+	$(if $(PUSH),$(HELM) push target/chart/gpuvirt-$$(sed -n 's/^version: //p' charts/gpuvirt/Chart.yaml).tgz $(PUSH))
+
+generate: ## write what is made from other files: the CRDs' YAML, and the chart's list of keys and table of values
 	cargo run --quiet --locked -- crds --write crds/generated
+	cargo run --quiet --locked --example chart

@@ -10,7 +10,7 @@ mod images;
 
 use crate::{
     agent,
-    cluster_command::{Target, approve, explain},
+    cluster_command::{Target, approve, explain, plan as node_plan, ready},
     cuda,
     host_command::{Subject, early, inspect, plan},
     nvml,
@@ -46,7 +46,8 @@ enum Command {
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
-    /// Exits with 2 where a GPU cannot go to that mode now.
+    /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
+    /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
     Plan(PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
@@ -68,10 +69,15 @@ enum Command {
     /// Computes on each GPU once; the parent has a deadline for it.
     #[command(name = cuda::COMMAND, hide = true)]
     CudaCompute(chain::CudaArgs),
-    /// Prints the custom resource definitions, or writes them to a folder.
+    /// Waits until the installation is ready: the operator lives, agents report, ClusterPolicies are ready. Else says what is not.
+    Ready(ReadyArgs),
+    /// Prints the custom resource definitions, writes them to a folder, or brings those of a cluster up to date.
     Crds {
         #[arg(long)]
         write: Option<PathBuf>,
+        /// In the cluster of your kubeconfig, or of this pod. Definitions of nvidia.com that know more fields are left alone.
+        #[arg(long, conflicts_with = "write")]
+        apply: bool,
     },
     /// Writes one value to one kernel file; the agent runs it with a deadline.
     #[command(name = vfio::kernel::COMMAND, hide = true)]
@@ -150,10 +156,16 @@ struct InspectArgs {
 
 #[derive(Debug, Args)]
 struct PlanArgs {
+    /// A node of the cluster, instead of this host.
+    #[arg(conflicts_with_all = ["host_root", "machine", "early", "device"])]
+    node: Option<String>,
+    /// Of your kubeconfig.
+    #[arg(long, requires = "node")]
+    context: Option<String>,
     #[command(flatten)]
     subject: SubjectArgs,
     #[arg(long, value_enum, default_value = "vm-passthrough")]
-    mode: plan::Mode,
+    mode: node_plan::Mode,
     /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
     /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
     #[arg(long, conflicts_with = "mode")]
@@ -208,6 +220,15 @@ struct UninstallArgs {
     timeout: Duration,
 }
 
+#[derive(Debug, Args)]
+struct ReadyArgs {
+    #[arg(long, env = "POD_NAMESPACE", default_value = "gpuvirt")]
+    namespace: String,
+    /// As in `90s` or `5m`.
+    #[arg(long, default_value = "1m", value_parser = duration)]
+    timeout: Duration,
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(text.trim_end_matches(char::is_alphabetic).len());
     let number: u64 = number.parse().map_err(|_| format!("{text:?} is no duration: use 90s or 5m"))?;
@@ -243,9 +264,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         }))?,
         Command::Uninstall(args) => runtime()?.block_on(Box::pin(async {
-            let client =
-                kube::Client::try_default().await.context("no connection to the API server can be configured")?;
-            uninstall::run(&client, &args.into()).await?;
+            uninstall::run(&connected().await?, &args.into()).await?;
             anyhow::Ok(())
         }))?,
         Command::PrepareDriver(args) => runtime()?.block_on(async {
@@ -254,11 +273,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let subject = args.subject.into();
-            let possible = match args.early {
-                true => early::run(&subject, &args.device, args.output)?,
-                false => plan::run(&subject, args.mode, &args.device, args.output)?,
-            };
+            let possible = planned(args)?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Explain(Explain::Vmi(args)) => {
@@ -284,7 +299,15 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Nvml(args) => return Ok(chain::nvml(&args)),
         Command::CudaCompute(args) => return Ok(chain::cuda(&args)),
-        Command::Crds { write } => crds_command(write)?,
+        Command::Ready(args) => runtime()?.block_on(Box::pin(async {
+            ready::run(&connected().await?, &args.namespace, args.timeout).await?;
+            anyhow::Ok(())
+        }))?,
+        Command::Crds { apply: true, .. } => runtime()?.block_on(Box::pin(async {
+            operator::definitions::apply(&connected().await?).await?;
+            anyhow::Ok(())
+        }))?,
+        Command::Crds { write, apply: false } => crds_command(write)?,
         Command::KernelWrite { args } => {
             let code = vfio::kernel::child_main(args);
             return Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from));
@@ -293,9 +316,27 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn planned(args: PlanArgs) -> anyhow::Result<bool> {
+    if let Some(node) = args.node {
+        let target = Target { context: args.context, namespace: None };
+        return Ok(runtime()?.block_on(Box::pin(node_plan::run(&target, &node, args.mode, args.output)))?);
+    }
+    let subject = args.subject.into();
+    if args.early {
+        return Ok(early::run(&subject, &args.device, args.output)?);
+    }
+    let mode = args.mode.of_host().context("--mode vm-vgpu: needs a node of the cluster, which has the layout")?;
+    Ok(plan::run(&subject, mode, &args.device, args.output)?)
+}
+
 /// One thread: both programs wait far more than they work, and each further thread costs memory on every node.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")
+}
+
+/// As this pod's account, or as the kubeconfig says.
+async fn connected() -> anyhow::Result<kube::Client> {
+    kube::Client::try_default().await.context("no connection to the API server can be configured")
 }
 
 fn shutdown() -> anyhow::Result<Shutdown> {

@@ -207,6 +207,20 @@ impl Held {
     }
 }
 
+/// Why nobody seems to hold the lease, for who only looks on: a living holder renews it every few seconds. Unlike those who
+/// compete for it, this compares clocks of two machines.
+pub fn silence(name: &str, lease: Option<&Lease>) -> Option<String> {
+    let Some(lease) = lease else { return Some(format!("lease {name} does not exist")) };
+    let spec = lease.spec.clone().unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let Some(renewed) = spec.renew_time.filter(|_| !holder.is_empty()) else {
+        return Some(format!("lease {name} has no holder"));
+    };
+    let silent = Timestamp::now().duration_since(renewed.0).as_secs();
+    let patience = i64::from(spec.lease_duration_seconds.unwrap_or(15)) * 2;
+    (silent > patience).then(|| format!("{holder} renewed its lease {silent} s ago"))
+}
+
 /// Time since boot, sleep included.
 fn boottime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME should exist since Linux 2.6.39").into()
@@ -235,6 +249,18 @@ mod tests {
     fn a_holder_that_does_not_renew_expires() {
         let mut seen = Some(Seen { version: Some("1".to_owned()), at: Duration::ZERO });
         assert!(expired(&lease("1", 0), &mut seen));
+    }
+
+    #[test]
+    fn who_looks_on_sees_a_holder_that_lives_one_that_is_silent_and_none() {
+        let mut held = lease("1", 15);
+        assert_eq!(silence("l", Some(&held)), None);
+        let spec = held.spec.as_mut().expect("a spec");
+        spec.renew_time = Some(MicroTime(Timestamp::now() - Duration::from_secs(40)));
+        assert!(silence("l", Some(&held)).is_some_and(|why| why.starts_with("other renewed its lease 40 s ago")));
+        held.spec.as_mut().expect("a spec").holder_identity = Some(String::new());
+        assert_eq!(silence("l", Some(&held)).as_deref(), Some("lease l has no holder"));
+        assert_eq!(silence("l", None).as_deref(), Some("lease l does not exist"));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 pub mod approve;
 pub mod explain;
+pub mod plan;
+pub mod ready;
 
 use kube::{
     Client, Config,

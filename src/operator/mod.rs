@@ -13,6 +13,7 @@
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+pub mod definitions;
 mod drivers;
 mod guard;
 mod host;
@@ -184,6 +185,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         runtimes: policy::Runtimes::default(),
         nvidia_drivers,
         openshift,
+        windows: policy::LastWindows::default(),
         node_policy: policy_tx,
     });
     wake.policy.notify_one();

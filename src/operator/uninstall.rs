@@ -6,10 +6,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use crds::{WorkloadMode, labels, v1::ClusterPolicy, v1alpha1::GPUNode};
-use k8s_openapi::{
-    api::{apps::v1::DaemonSet, coordination::v1::Lease},
-    jiff::Timestamp,
-};
+use k8s_openapi::api::{apps::v1::DaemonSet, coordination::v1::Lease};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -18,6 +15,8 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::timeout;
+
+use crate::cluster::lease;
 
 const GO_ON: &str = "kubectl annotate clusterpolicy --all gpuvirt.io/force-teardown=true";
 
@@ -117,20 +116,9 @@ async fn in_use(client: &Client) -> Result<Vec<String>, Error> {
     Ok(used)
 }
 
-/// The lease tells: a living operator renews it every few seconds.
 async fn operator_dead(client: &Client, namespace: &str) -> Result<Option<String>, Error> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let Some(lease) = leases.get_opt(super::LEASE).await? else {
-        return Ok(Some(format!("lease {} does not exist", super::LEASE)));
-    };
-    let spec = lease.spec.unwrap_or_default();
-    let holder = spec.holder_identity.unwrap_or_default();
-    let Some(renewed) = spec.renew_time.filter(|_| !holder.is_empty()) else {
-        return Ok(Some(format!("lease {} has no holder", super::LEASE)));
-    };
-    let silent = Timestamp::now().duration_since(renewed.0).as_secs();
-    let patience = i64::from(spec.lease_duration_seconds.unwrap_or(15)) * 2;
-    Ok((silent > patience).then(|| format!("{holder} renewed its lease {silent} s ago")))
+    Ok(lease::silence(super::LEASE, leases.get_opt(super::LEASE).await?.as_ref()))
 }
 
 /// Forced, and nobody there: operands go, GPUs stay as they are, and what is left is said.

@@ -41,7 +41,7 @@ async fn node(t: &Turn, id: &str, maker: Maker, node_labels: &[(&str, &str)]) ->
     let mode = [(labels::WORKLOAD_CONFIG, "vm-vgpu")];
     nodes::create(t, "n1", &[&mode, node_labels].concat()).await;
     let gpus = vec![gpu(id)];
-    let host = Host { gpus, obeys: true, maker: Some(maker), driver: None, conditions: Vec::new() };
+    let host = Host { gpus, obeys: true, registers: true, maker: Some(maker), driver: None, conditions: Vec::new() };
     Agent::start_with(t, "n1", host).await
 }
 

@@ -27,26 +27,26 @@ const RTX_4000: &str = "0000:01:00.0";
 const ALIAS: &str = "nvidia.com/rtx-4000";
 
 /// KubeVirt permits somebody's network card, and so nothing else.
-async fn with_kubevirt(lab: &Lab) {
+pub async fn with_kubevirt(lab: &Lab) {
     kubevirt::install(lab.cluster, NODE);
     let nic = json!({"pciVendorSelector": "8086:1572", "resourceName": "intel.com/x710"});
     kubevirt::fresh(&lab.client, &json!({"pciHostDevices": [nic]})).await;
 }
 
 /// An instance that asks for these, once its launcher runs on the node.
-async fn running(lab: &Lab, name: &str, resources: &[&str]) -> DynamicObject {
+pub async fn running(lab: &Lab, name: &str, resources: &[&str]) -> DynamicObject {
     kubevirt::start_vm(&lab.client, name, resources).await;
     let vm = kubevirt::until_phase(&lab.client, name, "Scheduled").await;
     assert_eq!(vm.data.pointer("/status/nodeName"), Some(&json!(NODE)));
     vm
 }
 
-async fn host_devices(lab: &Lab, vm: &DynamicObject) -> Vec<String> {
+pub async fn host_devices(lab: &Lab, vm: &DynamicObject) -> Vec<String> {
     kubevirt::host_devices(&lab.client, lab.cluster, vm).await
 }
 
 /// The launcher, as far as nothing may change while its VM runs.
-async fn launcher(lab: &Lab, name: &str) -> (Option<String>, String, i32) {
+pub async fn launcher(lab: &Lab, name: &str) -> (Option<String>, String, i32) {
     let pod: Pod = kubevirt::until_launcher(&lab.client, name).await;
     let restarts = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten()).map(|c| c.restart_count).sum();
     (pod.uid(), pod.name_any(), restarts)
@@ -63,7 +63,7 @@ async fn alias(lab: &Lab, selector: &str, name: &str) {
 }
 
 /// The note of an event about this very object.
-async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
+pub async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
     let events: Api<Event> = Api::all(lab.client.clone());
     let about = ListParams::default().fields(&format!("involvedObject.uid={}", object.uid().unwrap_or_default()));
     wait::eventually(&format!("an event {reason}"), async || {
@@ -74,7 +74,7 @@ async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
 }
 
 /// Deploy labels that are on.
-async fn deployed(lab: &Lab) -> BTreeSet<String> {
+pub async fn deployed(lab: &Lab) -> BTreeSet<String> {
     let node = Api::<Node>::all(lab.client.clone()).get(NODE).await.expect("the node");
     let on = node.labels().iter().filter(|(key, value)| key.starts_with(labels::DEPLOY_PREFIX) && *value == "true");
     on.map(|(key, _)| key.clone()).collect()

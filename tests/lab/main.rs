@@ -14,4 +14,5 @@ mod modes;
 mod node;
 mod plain;
 mod pods;
+mod transitions;
 mod uninstall;

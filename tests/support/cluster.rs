@@ -81,7 +81,8 @@ impl Cluster {
             NAMESPACE,
             "--create-namespace",
             "--set",
-            "clusterPolicy.deployCR=false,nfd.enabled=false",
+            // Nobody runs the Job, either.
+            "clusterPolicy.deployCR=false,nfd.enabled=false,operator.upgradeCRD=false",
         ])?;
         let deployments: Api<Deployment> = Api::namespaced(self.client().await, NAMESPACE);
         let nobody = json!({"spec": {"replicas": 0}});

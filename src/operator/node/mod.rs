@@ -2,6 +2,7 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod claims;
 mod course;
 pub mod decide;
 pub mod gates;
@@ -17,7 +18,7 @@ pub mod upgrade;
 pub mod users;
 mod vgpus;
 
-pub use self::preflight::{Blocked, InUse, Who};
+pub use self::preflight::{Blocked, Findings, InUse, Who};
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -73,6 +74,8 @@ pub enum Error {
 /// Several nodes at a time, one piece of work a node.
 const CONCURRENCY: u16 = 16;
 const RETRY: Duration = Duration::from_secs(5);
+/// Between two looks at claims that a change waits for: nothing tells of their end.
+const CLAIMS: Duration = Duration::from_secs(10);
 
 pub struct Context {
     pub client: Client,
@@ -181,7 +184,8 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
-    let again = [step.again, (!all_named).then_some(RETRY)].into_iter().flatten().min();
+    let claimed = (changes && !users.claims.is_empty()).then_some(CLAIMS);
+    let again = [step.again, (!all_named).then_some(RETRY), claimed].into_iter().flatten().min();
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 

@@ -39,7 +39,7 @@ impl NodePods {
     }
 }
 
-fn operand(pod: &Pod) -> OperandPod {
+pub fn operand(pod: &Pod) -> OperandPod {
     let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
     let gates: BTreeSet<String> =
         selector.into_iter().flat_map(|s| s.keys()).filter(|k| k.starts_with(labels::DEPLOY_PREFIX)).cloned().collect();

@@ -7,7 +7,7 @@ use crds::{
     v1alpha1::{AgentStatus, GPUStatus, Holder},
 };
 
-use super::users::Users;
+use super::{claims::Claimant, users::Users};
 
 /// Why a node cannot leave its mode, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,27 @@ pub fn findings(
             }
         }
     }
+    // A claim names no address, and a change is of the whole node.
+    if agent.gpus.iter().any(|gpu| gpu.mode != Some(desired)) {
+        let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
+        let new = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
+        findings.users.extend(new.map(|claimant| claimed(claimant, desired.as_str())));
+    }
     findings
 }
+
+fn claimed(claimant: &Claimant, next: &str) -> InUse {
+    let Claimant { pod, claim, devices, .. } = claimant;
+    let who = claimant.vmi.clone().map_or_else(|| Who::Pod(pod.clone()), Who::Vm);
+    let by = claimant.vmi.as_ref().map_or_else(|| format!("pod {pod}"), |vm| format!("VM {vm} (pod {pod})"));
+    let said = format!(
+        "device {} of ResourceClaim {claim} is allocated to {by}: {next} begins by itself once that has ended",
+        devices.join(", ")
+    );
+    InUse { who, said }
+}
+
+const NEW_DRIVER: &str = "its new driver";
 
 /// Who has GPUs of this mode, whose driver is to be renewed. `operands` as above.
 pub fn drivers_users(
@@ -107,8 +126,11 @@ pub fn drivers_users(
             (Some(pod), None) => pod.contains('/'),
             (None, _) => true,
         };
-        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, "its new driver", users)));
+        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, NEW_DRIVER, users)));
     }
+    let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
+    let claimants = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
+    found.extend(claimants.map(|claimant| claimed(claimant, NEW_DRIVER)));
     found
 }
 
@@ -221,6 +243,27 @@ mod tests {
         let users = Users { list: vec![user], ..Users::default() };
         let message = blocked(preflight(&held_by(None), TO, None, &users)).message;
         assert!(message.contains("in use by VM vms/a, held by qemu (pid 4711)"), "{message}");
+    }
+
+    #[test]
+    fn a_pod_with_a_claim_blocks_and_is_named_with_it() {
+        let claimant = Claimant {
+            pod: "ml/train".to_owned(),
+            uid: "u-1".to_owned(),
+            vmi: None,
+            claim: "ml/one-gpu".to_owned(),
+            devices: vec!["gpu-0".to_owned()],
+        };
+        let users = Users { claims: vec![claimant.clone()], ..Users::default() };
+        let found = findings(&agent(), TO, None, &users).users;
+        assert_eq!(found[0].who, Who::Pod("ml/train".to_owned()));
+        assert!(found[0].said.contains("gpu-0 of ResourceClaim ml/one-gpu is allocated to pod ml/train"));
+        assert_eq!(preflight(&agent(), TO, Some(&["u-1".to_owned()].into()), &users), Preflight::Clear, "ours");
+        let users = Users { claims: vec![Claimant { vmi: Some("vms/a".to_owned()), ..claimant }], ..Users::default() };
+        assert_eq!(findings(&agent(), TO, None, &users).users[0].who, Who::Vm("vms/a".to_owned()));
+        let mut there = agent();
+        there.gpus[0].mode = Some(TO);
+        assert_eq!(preflight(&there, TO, None, &users), Preflight::Clear);
     }
 
     #[test]

@@ -40,6 +40,7 @@ use tokio::{
 
 pub use self::{
     build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
+    config::LastWindows,
     facts::Runtimes,
     metrics::{Metrics, Peer as PeerMetrics},
     nvidia_drivers::Watched as NVIDIADriverWatch,
@@ -98,6 +99,7 @@ pub struct Context {
     pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
     pub openshift: OpenShiftWatch,
+    pub windows: LastWindows,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -154,10 +156,15 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Ro
         let oldest = active.as_ref().map(ResourceExt::name_any).unwrap_or_default();
         ignore(context, policy, &oldest).await?;
     }
-    let config = dereference::config(&context.world).unwrap_or_default();
+    let config = dereference::config(&context.world);
     let listed = context.nvidia_drivers.list().await?;
     let drivers = listed.known();
-    let node_policy = active.as_ref().map(|policy| validate::node_policy(policy, &config, drivers.as_ref()));
+    let node_policy = active.as_ref().map(|policy| {
+        let known = config.clone().unwrap_or_default();
+        let mut policy = validate::node_policy(policy, &known, drivers.as_ref());
+        context.windows.settle(&mut policy.rules.windows, config.is_ok());
+        policy
+    });
     let changed = context.node_policy.send_if_modified(|current| {
         let differs = *current != node_policy;
         current.clone_from(&node_policy);

@@ -7,6 +7,7 @@ use super::{
     passage::quiesced,
     rules::Cordon,
     state::{Action, Gate, Observed, Progress, Transition},
+    windows::Moment,
 };
 use crate::operator::node::Blocked;
 
@@ -44,9 +45,13 @@ pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transi
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
+    let stays = |why: Blocked| Transition { reason: why.reason, message: why.message, ..again(at, observed) };
+    if let Moment::Closed { until, said } = rules.windows.at(*now) {
+        let waits = stays(why("OutsideMaintenanceWindow", said));
+        return (Transition { deadline: until.or(waits.deadline), ..waits }, Action::Wait);
+    }
     if !observed.slot {
-        let Blocked { reason, message } = observed.halted.clone().unwrap_or_else(waits_for_slot);
-        return (Transition { reason, message, ..again(at, observed) }, Action::Wait);
+        return (stays(observed.halted.clone().unwrap_or_else(waits_for_slot)), Action::Wait);
     }
     if affected.is_empty() && observed.awaited.is_empty() && rules.cordon == Cordon::WhenInUse {
         return quiesced(at, observed);

@@ -20,8 +20,10 @@ use super::{
     record,
     rules::{Cordon, Limits, Patience, Rules, Share},
     state::{Action, Gate, Leave, Observed, Progress, Transition},
+    tell,
     told::{HALTED, notice},
     upgrade::Upgrade,
+    windows::Moment,
 };
 use crate::{
     cluster::events::Events,
@@ -212,10 +214,11 @@ impl Transitions {
         let held = held(node);
         let occupied = before.occupies();
         let halted = errand.renewal.filter(|_| !occupied).and_then(|renewal| self.halted(&name, renewal));
+        let open = !matches!(rules.windows.at(now), Moment::Closed { .. });
         let look = |free: bool| {
             let slot = free && (halted.is_none() || occupied);
             // Its turn has come; who would be affected is found out first.
-            if before.phase == TransitionPhase::WaitForSlot && slot && *wanted && !errand.looked {
+            if before.phase == TransitionPhase::WaitForSlot && slot && *wanted && !errand.looked && open {
                 return ((vec![before.clone()], Action::Wait, true), false);
             }
             let observed = Observed {
@@ -244,6 +247,7 @@ impl Transitions {
             return Ok(stays(turn));
         }
         self.metrics.passed(&object, &path);
+        tell::tell(&self.client, &self.events, &object, before, &after, affected).await;
         if let Some(notice) = notice(object.spec.driver.is_some(), before, &after) {
             self.events.publish(&notice, &reference(node)).await;
         }
@@ -376,16 +380,26 @@ impl Transitions {
     /// As `node` meets it. One that is down itself makes no other one so by its change, which may be its cure.
     fn fleet(&self, node: &str) -> Fleet {
         let all = self.gpu_nodes.state();
-        let others = all.iter().filter_map(|guarded| guarded.0.as_ref().ok()).filter(|other| other.name_any() != node);
-        let operators = others.filter_map(|other| other.status.as_ref()?.operator.as_ref());
-        let down = |operator: &&crds::v1alpha1::OperatorStatus| {
-            operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
-        };
-        Fleet { nodes: all.len(), unready: operators.filter(down).count() }
+        let nodes = || all.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+        Fleet { nodes: all.len(), ..fleet(nodes().filter(|other| other.name_any() != node)) }
     }
 }
 
-fn cordons(rules: &Rules, affected: &Affected) -> bool {
+/// Of these GPU nodes.
+pub(super) fn fleet<'a>(nodes: impl Iterator<Item = &'a GPUNode>) -> Fleet {
+    let mut fleet = Fleet { nodes: 0, unready: 0 };
+    for node in nodes {
+        fleet.nodes += 1;
+        let operator = node.status.as_ref().and_then(|status| status.operator.as_ref());
+        let down = operator.is_some_and(|operator| {
+            operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
+        });
+        fleet.unready += usize::from(down);
+    }
+    fleet
+}
+
+pub(super) fn cordons(rules: &Rules, affected: &Affected) -> bool {
     rules.cordon == Cordon::Always || !affected.is_empty()
 }
 
@@ -394,7 +408,7 @@ fn marked(node: &NodeMeta) -> bool {
 }
 
 /// What a person has written on the node.
-fn held(node: &NodeMeta) -> Option<Blocked> {
+pub(super) fn held(node: &NodeMeta) -> Option<Blocked> {
     let says = |key: &str| node.annotations().get(key).is_some_and(|value| value == "true");
     let held = |reason: &str, key: &str, what: &str| {
         let message = format!("annotation {key}=true on the node {what}; remove it, and the change goes on");

@@ -19,13 +19,16 @@ mod next;
 mod object;
 mod passage;
 mod plan;
+pub mod preview;
 mod record;
 pub mod rules;
 mod state;
+mod tell;
 #[cfg(test)]
 mod tests;
 mod told;
 mod upgrade;
+pub mod windows;
 
 pub use self::{
     errand::{Asks, Pause, Underway, affected},

@@ -3,6 +3,8 @@
 use crds::v1alpha1::{Budget, Evict};
 use k8s_openapi::{apimachinery::pkg::util::intstr::IntOrString, jiff::SignedDuration};
 
+use super::windows::Windows;
+
 /// How one kind of change is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -13,6 +15,8 @@ pub struct Rules {
     /// How long all other pods of the node may take to leave, if those that use a GPU do not; `None`: they may stay.
     pub drain: Option<SignedDuration>,
     pub limits: Limits,
+    /// When it may begin.
+    pub windows: Windows,
     pub patience: Patience,
 }
 
@@ -114,6 +118,7 @@ impl Default for Rules {
             completion: None,
             drain: None,
             limits: Limits { parallel: Share::Count(1), unavailable: Share::Percent(25) },
+            windows: Windows::default(),
             patience: Patience::default(),
         }
     }

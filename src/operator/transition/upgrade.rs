@@ -10,7 +10,10 @@ use crds::{
 use k8s_openapi::jiff::SignedDuration;
 use kube::core::Selector;
 
-use super::rules::{Cordon, Limits, NotAShare, Patience, Rules, Share};
+use super::{
+    rules::{Cordon, Limits, NotAShare, Patience, Rules, Share},
+    windows::Windows,
+};
 use crate::operator::{
     drivers::Set,
     selector::{self, NotASelector},
@@ -89,6 +92,7 @@ impl Upgrade {
             limits,
             patience: Patience { eviction: patience(pod_deletion.timeout_seconds), ..waits() },
             cordon: Cordon::Always,
+            windows: Windows::read(&config.maintenance_windows).unwrap_or(Windows::Unknown),
         };
         let upgrade = Self {
             rules,

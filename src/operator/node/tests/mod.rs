@@ -334,7 +334,7 @@ fn a_check_that_has_failed_is_the_nodes_reason_while_checks_are_asked_for() {
     let mut lab = Lab::container();
     lab.policy.checks = true;
     let failed = crds::conditions::Verdict::no(crds::conditions::CUDA_VALIDATED, "Failed", "GPU 0 computes wrongly");
-    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::now());
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::now());
     lab.agent().conditions = crds::conditions::merge(&[], &[failed], Some(1), &now);
     lab.settle();
     let operator = lab.operator();

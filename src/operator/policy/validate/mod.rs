@@ -43,7 +43,7 @@ use crate::operator::{
         gates,
         mode::{NodePolicy, Sandbox},
     },
-    transition::{Unusable, Upgrade, Upgrades, rules::Rules},
+    transition::{Unusable, Upgrade, Upgrades, rules::Rules, windows::Windows},
     vgpu::LayoutSource,
 };
 
@@ -159,7 +159,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         checks: stack::enabled(&policy.spec).contains(&true),
         driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
-        rules: rules(config).unwrap_or_default(),
+        rules: Rules { windows: windows(config).unwrap_or(Windows::Unknown), ..rules(config).unwrap_or_default() },
         upgrades: upgrades(&policy.spec, config, drivers, &mut Vec::new()),
         claims: match uses_objects(&policy.spec) {
             true => drivers.map(NVIDIADrivers::claims),
@@ -197,6 +197,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
     problems.extend(rules(config).err());
     upgrades(spec, config, facts.nvidia_drivers.as_ref(), &mut problems);
+    problems.extend(windows(config).err());
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
@@ -270,6 +271,15 @@ fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
         reason: "InvalidBudget",
         message: format!(
             "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
+        ),
+    })
+}
+
+fn windows(config: &GPUVirtConfigSpec) -> Result<Windows, Problem> {
+    Windows::read(&config.maintenance_windows).map_err(|error| Problem {
+        reason: "InvalidMaintenanceWindow",
+        message: format!(
+            "GPUVirtConfig default: maintenanceWindows are not used, and those before them count (after a restart of the operator: none opens): {error}; correct it"
         ),
     })
 }
