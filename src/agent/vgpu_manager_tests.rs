@@ -244,7 +244,7 @@ fn status(observation: &Observation, offered: &Offered) -> crds::v1alpha1::Agent
         generation: 1,
         old: None,
     };
-    let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+    let now = jiff::Timestamp::UNIX_EPOCH;
     translate::status(&report, &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now))
 }
 

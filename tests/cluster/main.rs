@@ -29,4 +29,5 @@ mod stack;
 mod teardown;
 mod transitions;
 mod uninstall;
+mod upgrades;
 mod vgpu;

@@ -50,6 +50,17 @@ pub async fn until(turn: &Turn, name: &str, state: PolicyState, reason: &str, pa
     .await
 }
 
+/// Waits for a condition with a reason, and a message that has this part.
+pub async fn until_condition(turn: &Turn, name: &str, type_: &str, reason: &str, part: &str) -> ClusterPolicy {
+    let promise = format!("condition {type_}, reason {reason}, message with {part:?}");
+    wait::until(&turn.all(), name, &promise, |policy: &ClusterPolicy| {
+        let conditions = policy.status.iter().flat_map(|status| &status.conditions);
+        let is = |c: &Condition| c.type_ == type_ && c.reason == reason && c.message.contains(part);
+        conditions.into_iter().any(is)
+    })
+    .await
+}
+
 pub fn ready(policy: &ClusterPolicy) -> Option<&Condition> {
     policy.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == "Ready")
 }

@@ -93,21 +93,23 @@ pub fn findings(
     if agent.gpus.iter().any(|gpu| gpu.mode != Some(desired)) {
         let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
         let new = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
-        findings.users.extend(new.map(|claimant| claimed(claimant, desired)));
+        findings.users.extend(new.map(|claimant| claimed(claimant, desired.as_str())));
     }
     findings
 }
 
-fn claimed(claimant: &Claimant, desired: WorkloadMode) -> InUse {
+fn claimed(claimant: &Claimant, next: &str) -> InUse {
     let Claimant { pod, claim, devices, .. } = claimant;
     let who = claimant.vmi.clone().map_or_else(|| Who::Pod(pod.clone()), Who::Vm);
     let by = claimant.vmi.as_ref().map_or_else(|| format!("pod {pod}"), |vm| format!("VM {vm} (pod {pod})"));
     let said = format!(
-        "device {} of ResourceClaim {claim} is allocated to {by}: {desired} begins by itself once that has ended",
+        "device {} of ResourceClaim {claim} is allocated to {by}: {next} begins by itself once that has ended",
         devices.join(", ")
     );
     InUse { who, said }
 }
+
+const NEW_DRIVER: &str = "its new driver";
 
 /// Who has GPUs of this mode, whose driver is to be renewed. `operands` as above.
 pub fn drivers_users(
@@ -124,8 +126,11 @@ pub fn drivers_users(
             (Some(pod), None) => pod.contains('/'),
             (None, _) => true,
         };
-        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, "its new driver", users)));
+        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, NEW_DRIVER, users)));
     }
+    let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
+    let claimants = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
+    found.extend(claimants.map(|claimant| claimed(claimant, NEW_DRIVER)));
     found
 }
 

@@ -23,6 +23,7 @@ use super::{
     tell,
     told::{HALTED, notice},
     upgrade::Upgrade,
+    windows::Moment,
 };
 use crate::{
     cluster::events::Events,
@@ -213,10 +214,11 @@ impl Transitions {
         let held = held(node);
         let occupied = before.occupies();
         let halted = errand.renewal.filter(|_| !occupied).and_then(|renewal| self.halted(&name, renewal));
+        let open = !matches!(rules.windows.at(now), Moment::Closed { .. });
         let look = |free: bool| {
             let slot = free && (halted.is_none() || occupied);
             // Its turn has come; who would be affected is found out first.
-            if before.phase == TransitionPhase::WaitForSlot && slot && *wanted && !errand.looked {
+            if before.phase == TransitionPhase::WaitForSlot && slot && *wanted && !errand.looked && open {
                 return ((vec![before.clone()], Action::Wait, true), false);
             }
             let observed = Observed {
@@ -238,17 +240,17 @@ impl Transitions {
             ((path, action, slot), takes)
         };
         let limits = self.limits(errand, occupied);
-        let (path, action, turn) = self.budget.with_place(&name, &limits, || self.fleet(), look);
+        let (path, action, turn) = self.budget.with_place(&name, &limits, || self.fleet(&name), look);
         let Some(after) = path.last().cloned() else { return Ok(stays(turn)) };
         let status = record::status(&object, &path, &plan, affected);
         if object.status.as_ref() != Some(&status) && self.objects.write(&object, &status).await?.is_none() {
             return Ok(stays(turn));
         }
         self.metrics.passed(&object, &path);
+        tell::tell(&self.client, &self.events, &object, before, &after, affected).await;
         if let Some(notice) = notice(object.spec.driver.is_some(), before, &after) {
             self.events.publish(&notice, &reference(node)).await;
         }
-        tell::tell(&self.client, &self.events, &object, before, &after, affected).await;
         let gave_way = before.phase == TransitionPhase::WaitForSlot && after.phase != TransitionPhase::WaitForSlot;
         if gave_way || (occupied && !after.occupies()) {
             self.wake_next(&name);
@@ -375,9 +377,11 @@ impl Transitions {
         }
     }
 
-    fn fleet(&self) -> Fleet {
+    /// As `node` meets it. One that is down itself makes no other one so by its change, which may be its cure.
+    fn fleet(&self, node: &str) -> Fleet {
         let all = self.gpu_nodes.state();
-        Fleet { nodes: all.len(), ..fleet(all.iter().filter_map(|guarded| guarded.0.as_ref().ok())) }
+        let nodes = || all.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+        Fleet { nodes: all.len(), ..fleet(nodes().filter(|other| other.name_any() != node)) }
     }
 }
 

@@ -56,7 +56,8 @@ fn of_change(after: &Transition) -> Notice {
 
 /// What the change means for a machine that has a GPU of the node.
 fn of_vm(object: &GPUTransition, after: &Transition) -> Option<Notice> {
-    let (node, to) = (&object.spec.node, object.spec.to);
+    let node = &object.spec.node;
+    let to = if object.spec.driver.is_some() { "a new driver" } else { object.spec.to.as_str() };
     match after.phase {
         TransitionPhase::Blocked => {
             let said = match after.reason.as_str() {

@@ -98,7 +98,7 @@ impl Upgrade {
             limits,
             patience: Patience { eviction: patience(pod_deletion.timeout_seconds), ..waits() },
             cordon: Cordon::Always,
-            windows: Windows::default(),
+            windows: Windows::read(&config.maintenance_windows).unwrap_or(Windows::Unknown),
         };
         let upgrade = Self {
             rules,

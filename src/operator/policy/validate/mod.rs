@@ -196,8 +196,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
     problems.extend(rules(config).err());
-    problems.extend(windows(config).err());
     upgrades(spec, config, facts.nvidia_drivers.as_ref(), &mut problems);
+    problems.extend(windows(config).err());
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),

@@ -1,0 +1,419 @@
+//! New drivers, node by node: on a real API server and its DaemonSet controller, with kubelets and agents that are played.
+
+use crds::{
+    WorkloadMode, labels,
+    v1alpha1::{GPUTransition, NVIDIADriver, TransitionPhase as Phase, VgpuInstance, VgpuStatus},
+};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Node, Pod},
+    policy::v1::PodDisruptionBudget,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::support::{
+    agents::{Agent, qemu, t4},
+    kubelets::Kubelets,
+    nodes, policies,
+    tape::{Tape, Written},
+    turn::{Turn, turn},
+    wait,
+};
+
+const POLICY: &str = "cluster-policy";
+const ML: &str = "ml";
+const PAUSED: &str = labels::PAUSED_FOR_UPGRADE;
+
+async fn policy(t: &Turn, upgrade: &Value) {
+    let mut policy = policies::valid(POLICY);
+    policy["spec"]["driver"]["upgradePolicy"] = upgrade.clone();
+    policies::create(t, policy).await;
+}
+
+async fn to_version(t: &Turn, version: &str) {
+    policies::patch(t, POLICY, &json!({"spec": {"driver": {"version": version}}})).await;
+}
+
+/// A container node whose driver serves, and is the newest.
+async fn node(t: &Turn, name: &str) -> Agent {
+    nodes::create(t, name, &[]).await;
+    let agent = Agent::start(t, name, vec![t4("0000:18:00.0")]).await;
+    agent.until_reason(t, true, "Serving").await;
+    until_pod(t, name, "test").await;
+    agent
+}
+
+/// The node's driver pod, once it is ready, is not ending, and has this version.
+async fn until_pod(t: &Turn, node: &str, version: &str) -> Pod {
+    let pods: Api<Pod> = t.ours();
+    let drivers = ListParams::default()
+        .labels("app.kubernetes.io/component in (nvidia-driver,nvidia-vgpu-manager,nvidia-vgpu-host-manager)")
+        .fields(&format!("spec.nodeName={node}"));
+    wait::eventually(&format!("{node} has driver {version}"), async || {
+        let found = pods.list(&drivers).await.expect("pods should be listable").items;
+        found.into_iter().find(|pod| {
+            let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.clone()).unwrap_or_default();
+            let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+            let ready = conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+            pod.metadata.deletion_timestamp.is_none() && ready && image.contains(&format!(":{version}"))
+        })
+    })
+    .await
+}
+
+async fn until_state(t: &Turn, node: &str, state: Option<&str>) -> Node {
+    wait::until(&t.all(), node, &format!("upgrade state {state:?}"), |node: &Node| {
+        node.labels().get(labels::UPGRADE_STATE).map(String::as_str) == state
+    })
+    .await
+}
+
+async fn until_phase(t: &Turn, node: &str, phase: Phase, reason: &str) -> GPUTransition {
+    wait::until(&t.all(), node, &format!("{phase:?}, {reason:?}"), |object: &GPUTransition| {
+        object.spec.driver.is_some()
+            && object.status.as_ref().is_some_and(|s| s.phase == phase && (reason.is_empty() || s.reason == reason))
+    })
+    .await
+}
+
+async fn begun(t: &Turn, node: &str) -> bool {
+    let all: Api<GPUTransition> = t.all();
+    all.get_opt(node).await.expect("readable").is_some()
+}
+
+fn closed(node: &Node) -> bool {
+    node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
+}
+
+/// A user's pod on the node, of no controller.
+async fn user_pod(t: &Turn, node: &str, name: &str, resources: &Value) -> Pod {
+    let namespaces: Api<Namespace> = t.all();
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
+    let _ = namespaces.create(&PostParams::default(), &namespace).await;
+    let pod = json!({
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "nodeName": node, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "c", "image": "localhost/train:1", "resources": {"limits": resources}}],
+        },
+    });
+    let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+    let pod = serde_json::from_value(pod).expect("a Pod");
+    let pod =
+        wait::eventually("the namespace takes pods", async || pods.create(&PostParams::default(), &pod).await.ok())
+            .await;
+    // A budget counts only pods that run.
+    let ready = json!({"type": "Ready", "status": "True"});
+    let runs = Patch::Merge(json!({"status": {"phase": "Running", "conditions": [ready]}}));
+    pods.patch_status(name, &PatchParams::default(), &runs).await.expect("patchable");
+    pod
+}
+
+#[test]
+fn three_nodes_get_a_new_driver_one_after_another_in_the_words_of_dashboards() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let (mut agents, mut tapes) = (Vec::new(), Vec::new());
+        for name in ["n1", "n2", "n3"] {
+            agents.push(node(t, name).await);
+            until_state(t, name, Some("upgrade-done")).await;
+            assert!(!begun(t, name).await, "a first driver is no upgrade");
+            tapes.push((name, Tape::<Node>::of(t.all(), name).await));
+        }
+        to_version(t, "newer").await;
+        let mut spans = Vec::new();
+        for (name, tape) in &tapes {
+            until_pod(t, name, "newer").await;
+            let done = until_phase(t, name, Phase::Done, "Serving").await;
+            let driver = done.spec.driver.clone().expect("a driver");
+            assert!(driver.from.contains(":test") && driver.to.contains(":newer"), "{driver:?}");
+            let settled = until_state(t, name, Some("upgrade-done")).await;
+            assert!(!closed(&settled) && settled.labels().values().all(|value| value != PAUSED), "{settled:?}");
+
+            let mut at = 0;
+            for state in [
+                "upgrade-required",
+                "cordon-required",
+                "pod-restart-required",
+                "validation-required",
+                "uncordon-required",
+                "upgrade-done",
+            ] {
+                let is = |written: &Written<Node>| matches!(written, Written::Is(node) if node.labels().get(labels::UPGRADE_STATE).is_some_and(|s| s == state));
+                at = tape.first(at, &format!("{name} is {state}"), is).await;
+            }
+            let paused = |written: &Written<Node>| matches!(written, Written::Is(node) if node.labels().get("nvidia.com/gpu.deploy.client").is_some_and(|v| v == PAUSED));
+            assert!(tape.ever(0, paused), "what uses the driver was paused");
+            let status = done.status.expect("a status");
+            let entered = |phase| status.history.iter().find(|e| e.phase == phase).map(|e| e.at.0).expect("a phase");
+            spans.push((entered(Phase::Cordon), entered(Phase::Done)));
+        }
+        spans.sort();
+        assert!(spans.windows(2).all(|two| two[0].1 <= two[1].0), "one at a time: {spans:?}");
+    });
+}
+
+#[test]
+fn a_driver_that_does_not_come_up_halts_the_others_until_it_does() {
+    turn(async |t| {
+        let kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        // Enough places for all of them.
+        policy(t, &json!({"autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": "100%"})).await;
+        let names = ["n1", "n2", "n3"];
+        let mut agents = Vec::new();
+        for name in names {
+            agents.push(node(t, name).await);
+        }
+        kubelets.break_starts(&names);
+        to_version(t, "broken").await;
+        let failed = wait::eventually("one has failed", async || {
+            let all: Api<GPUTransition> = t.all();
+            let all = all.list(&ListParams::default()).await.expect("listable").items;
+            all.into_iter().find(|object| object.status.as_ref().is_some_and(|s| s.phase == Phase::Failed))
+        })
+        .await;
+        let first = failed.name_any();
+        let message = failed.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("restarted 11 times"), "{message}");
+        let node = until_state(t, &first, Some("upgrade-failed")).await;
+        assert!(closed(&node), "no pod comes to a node without a driver");
+        nodes::until_event(t, node.uid(), "DriverUpgradeFailed").await;
+        for name in names.into_iter().filter(|name| *name != first) {
+            let halted = until_phase(t, name, Phase::WaitForSlot, "Halted").await;
+            let message = halted.status.map(|status| status.message).unwrap_or_default();
+            assert!(message.contains(&first), "{message}");
+            let node = until_state(t, name, Some("upgrade-required")).await;
+            assert!(!closed(&node));
+            until_pod(t, name, "test").await;
+        }
+        policies::until_condition(t, POLICY, "DriversCurrent", "UpgradeHalted", &first).await;
+
+        kubelets.let_start();
+        for name in names {
+            until_phase(t, name, Phase::Done, "").await;
+            let node = until_state(t, name, Some("upgrade-done")).await;
+            assert!(!closed(&node));
+        }
+        policies::until_condition(t, POLICY, "DriversCurrent", "AllCurrent", "").await;
+    });
+}
+
+#[test]
+fn a_vm_keeps_the_driver_of_its_node_alone_until_it_has_ended() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let used = node(t, "n1").await;
+        let _idle = node(t, "n2").await;
+        let before = until_pod(t, "n1", "test").await;
+        used.change(|host| host.gpus[0].holders = vec![qemu(4711)]);
+        to_version(t, "newer").await;
+        until_pod(t, "n2", "newer").await;
+        let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await;
+        let message = blocked.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("0000:18:00.0") && message.contains("4711"), "{message}");
+        assert_eq!(until_pod(t, "n1", "test").await.uid(), before.uid());
+        assert!(!closed(&until_state(t, "n1", Some("upgrade-required")).await));
+        used.change(|host| host.gpus[0].holders.clear());
+        until_pod(t, "n1", "newer").await;
+        until_phase(t, "n1", Phase::Done, "Serving").await;
+    });
+}
+
+#[test]
+fn a_node_that_is_skipped_and_a_policy_that_does_not_upgrade_leave_drivers_as_they_are() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": false})).await;
+        let _agents = [node(t, "n1").await, node(t, "n2").await];
+        nodes::label(t, "n1", &[(labels::UPGRADE_SKIP, Some("true")), (labels::UPGRADE_STATE, Some("upgrade-done"))])
+            .await;
+        until_state(t, "n1", None).await;
+        to_version(t, "newer").await;
+        policies::until_condition(t, POLICY, "DriversCurrent", "AutoUpgradeOff", "n1, n2").await;
+        assert!(!begun(t, "n1").await && !begun(t, "n2").await);
+
+        policies::patch(t, POLICY, &json!({"spec": {"driver": {"upgradePolicy": {"autoUpgrade": true}}}})).await;
+        until_state(t, "n2", Some("upgrade-done")).await;
+        until_pod(t, "n2", "newer").await;
+        until_state(t, "n1", Some("upgrade-required")).await;
+        assert!(!begun(t, "n1").await);
+        until_pod(t, "n1", "test").await;
+        nodes::label(t, "n1", &[(labels::UPGRADE_SKIP, None)]).await;
+        until_pod(t, "n1", "newer").await;
+    });
+}
+
+#[test]
+fn a_named_job_is_awaited_and_a_pod_with_a_gpu_leaves_by_its_disruption_budget() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let waits = json!({"podSelector": "app=job"});
+        policy(t, &json!({"autoUpgrade": true, "waitForCompletion": waits, "podDeletion": {"force": true}})).await;
+        let _agent = node(t, "n1").await;
+        let job = user_pod(t, "n1", "job", &json!({})).await;
+        let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+        let guards: Api<PodDisruptionBudget> = Api::namespaced(t.client.clone(), ML);
+        let guard = json!({"metadata": {"name": "train"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}});
+        guards.create(&PostParams::default(), &serde_json::from_value(guard).expect("a PDB")).await.expect("a PDB");
+        wait::until(&guards, "train", "it is observed", |g: &PodDisruptionBudget| {
+            g.status.as_ref().is_some_and(|s| s.current_healthy == 1)
+        })
+        .await;
+        to_version(t, "newer").await;
+        let node = until_state(t, "n1", Some("wait-for-jobs-required")).await;
+        assert!(closed(&node));
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        let at_once = DeleteParams::default().grace_period(0);
+        pods.delete("job", &at_once).await.expect("deletable");
+        wait::until_gone(&pods, &job, "it has ended").await;
+        until_state(t, "n1", Some("pod-deletion-required")).await;
+        let evicts = until_phase(t, "n1", Phase::Evict, "Evicting").await;
+        assert_eq!(evicts.status.map(|s| s.affected_pods), Some(vec![format!("{ML}/train")]));
+        assert!(pods.get("train").await.expect("its budget holds").metadata.deletion_timestamp.is_none());
+        until_pod(t, "n1", "test").await;
+        guards.delete("train", &DeleteParams::default()).await.expect("deletable");
+        wait::until_gone(&pods, &train, "the pod is evicted").await;
+        until_pod(t, "n1", "newer").await;
+        assert!(!closed(&until_state(t, "n1", Some("upgrade-done")).await));
+    });
+}
+
+#[test]
+fn a_pod_that_nobody_would_make_again_is_not_evicted_unless_the_policy_says_so() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let _agent = node(t, "n1").await;
+        let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+        to_version(t, "newer").await;
+        let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await;
+        let message = blocked.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("ml/train") && message.contains("podDeletion.force"), "{message}");
+        let force = json!({"spec": {"driver": {"upgradePolicy": {"podDeletion": {"force": true}}}}});
+        policies::patch(t, POLICY, &force).await;
+        wait::until_gone(&Api::<Pod>::namespaced(t.client.clone(), ML), &train, "the pod is evicted").await;
+        until_pod(t, "n1", "newer").await;
+    });
+}
+
+#[test]
+fn an_operator_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on_from_there() {
+    turn(async |t| {
+        let kubelets = Kubelets::start(t);
+        let first = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let _agent = node(t, "n1").await;
+        kubelets.hold_endings();
+        to_version(t, "newer").await;
+        // What is paused does not leave.
+        let before = until_phase(t, "n1", Phase::Switch, "").await;
+        first.kill().await;
+        kubelets.let_end();
+        let _second = t.operator("op-2").await;
+        t.leads("op-2").await;
+        let done = until_phase(t, "n1", Phase::Done, "Serving").await;
+        assert_eq!(before.uid(), done.uid());
+        let phases: Vec<Phase> = done.status.iter().flat_map(|s| s.history.iter().map(|e| e.phase)).collect();
+        assert!(phases.windows(2).all(|two| two[0] != two[1]), "no phase twice: {phases:?}");
+        let node = until_state(t, "n1", Some("upgrade-done")).await;
+        assert!(!closed(&node) && node.labels().values().all(|value| value != PAUSED));
+        until_pod(t, "n1", "newer").await;
+    });
+}
+
+#[test]
+fn a_node_that_an_admin_has_closed_stays_closed_and_a_change_of_its_mode_waits_its_turn() {
+    turn(async |t| {
+        let kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let agent = node(t, "n1").await;
+        let all: Api<Node> = t.all();
+        let close = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        all.patch("n1", &PatchParams::default(), &close).await.expect("cordoned");
+        kubelets.hold_endings();
+        to_version(t, "newer").await;
+        until_phase(t, "n1", Phase::Switch, "").await;
+        nodes::label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await;
+        let waits = agent.until_reason(t, false, "DriverUpgrade").await;
+        assert_eq!(waits.spec.mode, Some(WorkloadMode::Container));
+        kubelets.let_end();
+        agent.until(t, "it goes on to its mode", |node| node.spec.mode == Some(WorkloadMode::VmPassthrough)).await;
+        agent.until_reason(t, true, "Serving").await;
+        assert!(closed(&all.get("n1").await.expect("a node")));
+    });
+}
+
+#[test]
+fn the_driver_of_an_nvidiadriver_is_renewed_by_the_objects_own_policy() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let driver = json!({
+            "apiVersion": "nvidia.com/v1alpha1", "kind": "NVIDIADriver", "metadata": {"name": "a"},
+            "spec": {
+                "driverType": "gpu", "default": true,
+                "repository": "localhost", "image": "nvidia-driver", "version": "test",
+            },
+        });
+        let drivers: Api<NVIDIADriver> = t.all();
+        let driver = serde_json::from_value(driver).expect("an NVIDIADriver");
+        drivers.create(&PostParams::default(), &driver).await.expect("creatable");
+        let mut policy = policies::valid(POLICY);
+        policy["spec"]["driver"]["useNvidiaDriverCRD"] = json!(true);
+        policies::create(t, policy).await;
+        let _agent = node(t, "n1").await;
+        let newer = Patch::Merge(json!({"spec": {"version": "newer"}}));
+        drivers.patch("a", &PatchParams::default(), &newer).await.expect("patchable");
+        until_pod(t, "n1", "newer").await;
+        until_phase(t, "n1", Phase::Done, "Serving").await;
+        until_state(t, "n1", Some("upgrade-done")).await;
+    });
+}
+
+#[test]
+fn a_vgpu_host_driver_is_renewed_once_no_vm_has_a_vgpu_of_its_node() {
+    const VF: &str = "0000:18:00.4";
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let mut policy = policies::valid(POLICY);
+        policy["spec"]["driver"]["upgradePolicy"] = json!({"autoUpgrade": true});
+        policy["spec"]["vgpuManager"] =
+            json!({"enabled": true, "repository": "localhost", "image": "vgpu-manager", "version": "test"});
+        policy["spec"]["vgpuDeviceManager"] = json!({"enabled": false});
+        policies::create(t, policy).await;
+        nodes::create(t, "n1", &[(labels::WORKLOAD_CONFIG, "vm-vgpu")]).await;
+        let mut gpu = t4("0000:18:00.0");
+        gpu.mode = Some(WorkloadMode::VmVgpu);
+        let instance = VgpuInstance {
+            id: VF.to_owned(),
+            parent: VF.to_owned(),
+            holders: vec![qemu(42)],
+            ..VgpuInstance::default()
+        };
+        gpu.vgpu = Some(VgpuStatus { instances: vec![instance], ..VgpuStatus::default() });
+        let agent = Agent::start(t, "n1", vec![gpu]).await;
+        let before = until_pod(t, "n1", "test").await;
+        policies::patch(t, POLICY, &json!({"spec": {"vgpuManager": {"version": "newer"}}})).await;
+        let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await;
+        let message = blocked.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("qemu-kvm (pid 42"), "{message}");
+        assert_eq!(until_pod(t, "n1", "test").await.uid(), before.uid());
+        agent.change(|host| host.gpus[0].vgpu.as_mut().expect("vGPUs").instances[0].holders.clear());
+        until_pod(t, "n1", "newer").await;
+        until_phase(t, "n1", Phase::Done, "").await;
+    });
+}
