@@ -7,12 +7,13 @@ use clap::{Args, Parser, Subcommand};
 
 mod chain;
 mod images;
+mod plan_args;
 
 use crate::{
     agent,
     cluster_command::{Target, approve, explain, ready},
     cuda,
-    host_command::{Subject, early, inspect, plan},
+    host_command::{Subject, inspect, plan},
     nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,
@@ -46,8 +47,9 @@ enum Command {
     Inspect(InspectArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
-    /// Exits with 2 where a GPU cannot go to that mode now.
-    Plan(PlanArgs),
+    /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
+    /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
+    Plan(plan_args::PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
     #[command(subcommand)]
     Explain(Explain),
@@ -121,6 +123,9 @@ struct AgentArgs {
     /// The kubelet's directory, as the host sees it.
     #[arg(long, default_value = "/var/lib/kubelet")]
     kubelet_root: PathBuf,
+    /// Where a driver pod's root is, as the host sees it.
+    #[arg(long, default_value = agent::library::DRIVER_ROOT)]
+    driver_root: PathBuf,
     /// Seconds between two looks at the host when no event has asked for one.
     #[arg(long, default_value_t = 300)]
     resync_seconds: u64,
@@ -151,23 +156,6 @@ struct InspectArgs {
     subject: SubjectArgs,
     #[arg(short, long, value_enum, default_value = "table")]
     output: inspect::Output,
-}
-
-#[derive(Debug, Args)]
-struct PlanArgs {
-    #[command(flatten)]
-    subject: SubjectArgs,
-    #[arg(long, value_enum, default_value = "vm-passthrough")]
-    mode: plan::Mode,
-    /// Prints instead what gives the GPUs to VFIO at boot, before any other driver has them: a udev rule, modprobe.d,
-    /// kernel arguments, and for `OpenShift` an object with all of it. For machines where taking them later hangs (8×H100).
-    #[arg(long, conflicts_with = "mode")]
-    early: bool,
-    /// A GPU, as in 0000:01:00.0; all when none is named. May be repeated.
-    #[arg(long, value_name = "ADDRESS")]
-    device: Vec<vfio::PciAddress>,
-    #[arg(short, long, value_enum, default_value = "text")]
-    output: plan::Output,
 }
 
 #[derive(Debug, Subcommand)]
@@ -269,11 +257,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
         Command::Plan(args) => {
-            let subject = args.subject.into();
-            let possible = match args.early {
-                true => early::run(&subject, &args.device, args.output)?,
-                false => plan::run(&subject, args.mode, &args.device, args.output)?,
-            };
+            let possible = args.run()?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Explain(Explain::Vmi(args)) => {
@@ -367,6 +351,7 @@ impl From<AgentArgs> for agent::Config {
             identity: args.identity,
             host_root: args.host.host_root,
             kubelet_root: args.kubelet_root,
+            driver_root: args.driver_root,
             resync: Duration::from_secs(args.resync_seconds.max(1)),
             listen: args.listen,
         }

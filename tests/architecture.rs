@@ -38,7 +38,7 @@ const WALLS: &[(&str, &[&str], &str)] = &[
     ("crds/src", &["tokio", "kube::Client", "kube::Api", "kube::runtime"], "the contract is values"),
 ];
 
-/// (what is named, the only file that may, why)
+/// (what is named, the only file that may, with the folder of its name, why)
 const ONE_DOOR: &[(&str, &str, &str)] = &[
     (
         "nvml_wrapper",
@@ -114,7 +114,8 @@ fn every_border_has_one_door() {
     let mut found = Vec::new();
     for (text, door, why) in ONE_DOOR {
         let mut files = rust_files(Path::new("src"));
-        files.retain(|file| file != Path::new(door));
+        let rooms = Path::new(door).with_extension("");
+        files.retain(|file| file != Path::new(door) && !file.starts_with(&rooms));
         found.extend(offences(&files, text, why));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

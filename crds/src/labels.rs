@@ -65,6 +65,20 @@ pub const CORDONED: &str = "gpuvirt.io/cordoned";
 pub const PAUSE: &str = "gpuvirt.io/pause";
 /// Annotation on a node, `"true"`: a change is planned, shown in its `GPUTransition`, and not made. Written by the user.
 pub const DRY_RUN: &str = "gpuvirt.io/dry-run";
+/// How far the node's driver upgrade is, in the words of NVIDIA's operator. Written by the operator.
+pub const UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
+/// `"true"` on a node: its driver is not upgraded. Written by the user.
+pub const UPGRADE_SKIP: &str = "nvidia.com/gpu-driver-upgrade.skip";
+/// `"true"` on a pod: a drain for a driver upgrade leaves it. Written by the user.
+pub const UPGRADE_DRAIN_SKIP: &str = "nvidia.com/gpu-driver-upgrade-drain.skip";
+/// Annotation on a node: its driver pod waits to load the driver until this is taken away. Written by that pod.
+pub const UPGRADE_SAFE_LOAD: &str = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load";
+/// Annotation on a node: its driver pod is to be renewed, also if it is the newest. Written by the user.
+pub const UPGRADE_REQUESTED: &str = "nvidia.com/gpu-driver-upgrade-requested";
+/// Value of a deploy label: the operand is kept away while the driver under it is renewed.
+pub const PAUSED_FOR_UPGRADE: &str = "paused-for-driver-upgrade";
+/// On pods of a DaemonSet: which revision of it they are.
+pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 /// Annotation on a KubeVirt or `HyperConverged` object: the entries of its `permittedHostDevices` that are ours, as in
 /// `10DE:1EB8=nvidia.com/TU104GL_TESLA_T4`, separated by commas.
 pub const PERMITTED_HOST_DEVICES: &str = "gpuvirt.io/permitted-host-devices";
@@ -73,6 +87,9 @@ pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-uns
 
 /// `"true"` on a KubeVirt or `HyperConverged` object: we have told it to make no mediated devices.
 pub const MEDIATED_DEVICES_OFF: &str = "gpuvirt.io/mediated-devices-off";
+
+/// How far a node is with the upgrade of its driver, as in `upgrade-done`.
+pub const DRIVER_UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
 
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";

@@ -141,7 +141,7 @@ mod tests {
         let gpu: PciAddress = A2.parse().unwrap();
         let instances = vfio::vgpu::vgpus(&inventory, gpu, &std::collections::BTreeMap::new());
         let found = GpuVgpus { framework: Framework::Mdev, instances, holders: std::collections::BTreeMap::new() };
-        let vgpus = Vgpus { gpus: [(gpu, found)].into(), progress: [(gpu, Progress::Done)].into() };
+        let vgpus = Vgpus { gpus: [(gpu, found)].into(), progress: [(gpu, Progress::Done)].into(), ..Vgpus::default() };
         let spec = GPUNodeSpec { mode: Some(WorkloadMode::VmVgpu), ..GPUNodeSpec::default() };
         (Wish { spec }, Observation { inventory, vgpus, ..Observation::default() })
     }

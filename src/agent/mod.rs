@@ -18,6 +18,7 @@ mod dev_nodes;
 pub mod device_plugin;
 mod health;
 mod holders;
+pub mod library;
 mod leave;
 mod metrics;
 mod news;
@@ -80,6 +81,8 @@ pub struct Config {
     pub host_root: PathBuf,
     /// The kubelet's directory, as the host sees it.
     pub kubelet_root: PathBuf,
+    /// Where a driver pod's root is, as the host sees it.
+    pub driver_root: PathBuf,
     /// How often the host is looked at when nothing has asked for it; jitter is added.
     pub resync: Duration,
     pub listen: SocketAddr,
@@ -199,7 +202,8 @@ impl Agent {
         shutdown: &Shutdown,
     ) -> Result<Self, Error> {
         let helper = std::env::current_exe().map_err(Error::Executable)?;
-        let manager = VfioManager::open(&config.host_root, helper, &config.node)?;
+        let library = library::NvmlChild::new(helper.clone().into_os_string(), &config.host_root, &config.driver_root);
+        let manager = VfioManager::open(&config.host_root, helper, &config.node)?.with_library(Box::new(library));
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
         let metrics = telemetry.register(Metrics::register);

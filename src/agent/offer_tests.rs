@@ -19,7 +19,7 @@ fn world() -> (Wish, Observation, PciAddress) {
 }
 
 fn qemu() -> Holder {
-    Holder { pid: 4711, command: "qemu".to_owned(), path: PathBuf::from("/dev/vfio/1"), pod: None }
+    Holder { pid: 4711, command: "qemu".to_owned(), path: PathBuf::from("/dev/vfio/1"), pod: None, vm: None }
 }
 
 fn allocation(resource: &str) -> Allocation {

@@ -157,6 +157,7 @@ pub fn allocation(allocation: &Allocation) -> vfio::Holder {
         command: "kubelet".to_owned(),
         path: PathBuf::from("pod-resources"),
         pod: Some(allocation.pod.clone()),
+        vm: None,
     }
 }
 
@@ -166,6 +167,7 @@ fn holder(holder: &vfio::Holder) -> Holder {
         command: holder.command.clone(),
         path: holder.path.display().to_string(),
         pod: holder.pod.clone(),
+        vm: holder.vm.clone(),
     }
 }
 

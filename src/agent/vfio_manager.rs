@@ -17,6 +17,7 @@ use vfio::{
 
 use super::{
     health::{Ailments, Watch},
+    library::Answers,
     patience::Patience,
     pod_resources::{self, Allocations},
     translate,
@@ -67,6 +68,7 @@ pub struct VfioManager<K = LinuxKernel> {
     writable: Option<Result<(), Refusal>>,
     patience: Patience,
     vgpus: VgpuManager,
+    library: Answers,
     /// Of the last round.
     made: Vgpus,
     health: Watch,
@@ -114,6 +116,7 @@ impl<K: Kernel> VfioManager<K> {
             writable: None,
             patience: Patience::default(),
             vgpus: VgpuManager::new(node.to_owned()),
+            library: Answers::default(),
             made: Vgpus::default(),
             health: Watch::default(),
             ailments: Ailments::new(),
@@ -121,6 +124,13 @@ impl<K: Kernel> VfioManager<K> {
             gpus: BTreeSet::new(),
             complaints,
         })
+    }
+
+    /// `library`: the driver's, as far as this process may ask it.
+    #[must_use]
+    pub fn with_library(mut self, library: Box<dyn vfio::vgpu::Library + Send>) -> Self {
+        self.library = Answers::of(library);
+        self
     }
 
     /// Takes the journal away, for a host that is left for good. `false`: it has something to undo, and stays.
@@ -147,6 +157,13 @@ impl<K: Kernel> VfioManager<K> {
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
         let mut view = self.look();
         note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
+        let wanted = view.inventory.gpus().iter().any(|gpu| {
+            let mode = wish.mode(gpu.primary.address);
+            mode == Some(WorkloadMode::VmVgpu) || (mode.is_some() && self.journal.mig_made(gpu.primary))
+        });
+        let seen =
+            vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations, self.library.facts());
+        self.library.follow(wanted, &seen, Instant::now());
         let began = Instant::now();
         let mut work = Work::default();
         let left = self.with_vgpus(&view, |vgpus, bench, view| vgpus.leave(bench, view, wish, &mut work));
@@ -163,8 +180,10 @@ impl<K: Kernel> VfioManager<K> {
             view = self.look();
         }
         self.kernel.rest();
-        let shown = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations);
-        self.made = Vgpus { gpus: vgpu_manager::found(&shown, &self.journal, wish), progress };
+        let facts = self.library.facts();
+        let shown = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations, facts);
+        let gpus = vgpu_manager::found(&shown, &self.journal, wish, facts);
+        self.made = Vgpus { gpus, progress, library: facts.clone() };
         // An entry whose device is away is no complaint: it may come back.
         let replaced = |address: &PciAddress| view.inventory.functions.contains_key(address);
         for stale in self.journal.stale(&view.inventory).into_iter().filter(replaced) {
@@ -210,10 +229,11 @@ impl<K: Kernel> VfioManager<K> {
         view: &View,
         work: impl FnOnce(&mut VgpuManager, &mut Bench<'_, K>, &vfio::vgpu::View) -> T,
     ) -> T {
-        let view = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations);
+        let facts = self.library.facts();
+        let view = vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations, facts);
         let hindrance = self.unable("the vGPUs");
-        let Self { root, kernel, journal, allocations, vgpus, .. } = self;
-        work(vgpus, &mut Bench { root, kernel, journal, allocations, hindrance }, &view)
+        let Self { root, kernel, journal, allocations, vgpus, library, .. } = self;
+        work(vgpus, &mut Bench { root, kernel, journal, allocations, library, hindrance }, &view)
     }
 
     /// What pods had in the last round.

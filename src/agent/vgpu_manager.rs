@@ -13,12 +13,13 @@ use crds::{
 use vfio::{
     Binding, Function, Holder, Inventory, Journal, Kernel, PciAddress, Root, deviations, observe_except,
     vgpu::{
-        self, ApplyError, Framework, Layout, NoVgpu, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, framework,
-        vgpu_holders, vgpus,
+        self, ApplyError, Framework, Layout, LibraryFacts, NoVgpu, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View,
+        framework, vgpu_holders, vgpus,
     },
 };
 
 use super::{
+    library::Answers,
     pod_resources::Allocations,
     translate,
     vfio_manager::{Work, held_by},
@@ -58,6 +59,8 @@ pub struct Vgpus {
     pub gpus: BTreeMap<PciAddress, GpuVgpus>,
     /// Of the GPUs that are asked to be in `vm-vgpu`.
     pub progress: BTreeMap<PciAddress, Progress>,
+    /// What the driver's library says.
+    pub library: LibraryFacts,
 }
 
 impl Vgpus {
@@ -74,6 +77,7 @@ pub struct Bench<'a, K> {
     pub kernel: &'a mut K,
     pub journal: &'a mut Journal,
     pub allocations: &'a Allocations,
+    pub library: &'a mut Answers,
     /// Why nothing may be done now, whatever the layout.
     pub hindrance: Option<Refusal>,
 }
@@ -189,13 +193,7 @@ impl VgpuManager {
     ) -> Result<(), Stop> {
         let known = bench.journal.learn_vgpu_types(&view.inventory);
         known.map_err(|error| Stop::Failed(translate::journal(&error)))?;
-        let world = VgpuWorld {
-            inventory: &view.inventory,
-            holders: &view.holders,
-            gpu_holders: &view.gpu_holders,
-            journal: bench.journal,
-            node: &self.node,
-        };
+        let world = view.world(bench.library.facts(), bench.journal, &self.node);
         if plan(&world).map_err(Stop::Refused)?.is_empty() {
             self.failed.remove(&gpu);
             return Ok(());
@@ -213,8 +211,10 @@ impl VgpuManager {
         let admitted = bench.journal.admit_epoch(wish.spec.epoch);
         admitted.map_err(|error| Stop::Failed(translate::journal(&error)))?;
         let (root, allocations) = (bench.root, bench.allocations);
-        let look = |journal: &Journal| look(root, allocations, journal);
-        let (steps, result) = vgpu::apply(gpu, &self.node, bench.kernel, bench.journal, look, plan);
+        let told = bench.library.facts().clone();
+        let look = |journal: &Journal| look(root, allocations, journal, &told);
+        let mut asked = bench.library.asked();
+        let (steps, result) = vgpu::apply(gpu, &self.node, bench.kernel, bench.journal, &mut asked, look, plan);
         work.steps.extend(steps.iter().map(|step| format!("{gpu}: {step}")));
         match result {
             Ok(()) => {
@@ -225,6 +225,7 @@ impl VgpuManager {
             Err(ApplyError::Refused(refusal)) => Err(Stop::Refused(refusal)),
             Err(
                 error @ (ApplyError::Kernel { .. }
+                | ApplyError::Library { .. }
                 | ApplyError::NotVerified { .. }
                 | ApplyError::Bind(_)
                 | ApplyError::Journal { .. }),
@@ -262,14 +263,19 @@ enum Stop {
 }
 
 /// What the kernel and the kubelet say now.
-pub fn look(root: &Root, allocations: &Allocations, journal: &Journal) -> View {
+pub fn look(root: &Root, allocations: &Allocations, journal: &Journal, library: &LibraryFacts) -> View {
     let inventory = observe_except(root, &journal.locked());
     let gpu_holders = held_by(root, allocations, &inventory);
-    view(inventory, gpu_holders, allocations)
+    view(inventory, gpu_holders, allocations, library)
 }
 
-/// A look, with the pods that have vGPUs, opened or not.
-pub fn view(inventory: Inventory, gpu_holders: BTreeMap<PciAddress, Vec<Holder>>, allocations: &Allocations) -> View {
+/// A look, with the pods that have vGPUs, opened or not, and the VMs that the library tells of.
+pub fn view(
+    inventory: Inventory,
+    gpu_holders: BTreeMap<PciAddress, Vec<Holder>>,
+    allocations: &Allocations,
+    library: &LibraryFacts,
+) -> View {
     let mut holders = vgpu_holders(&inventory, &gpu_holders);
     for (id, pods) in allocations {
         let is_vf =
@@ -278,16 +284,22 @@ pub fn view(inventory: Inventory, gpu_holders: BTreeMap<PciAddress, Vec<Holder>>
             holders.entry(id.clone()).or_default().extend(pods.iter().map(translate::allocation));
         }
     }
+    for mdev in library.active.iter().filter_map(|vgpu| vgpu.mdev.as_ref()) {
+        let known = holders.get(mdev).is_some_and(|holders| !holders.is_empty());
+        if let Some(vm) = library.vm(mdev).filter(|_| !known && inventory.mdevs.contains_key(mdev)) {
+            holders.entry(mdev.clone()).or_default().push(Holder::told(vm));
+        }
+    }
     View { inventory, holders, gpu_holders }
 }
 
 /// What there is to say of each GPU that makes vGPUs, has some, or is asked for some.
-pub fn found(view: &View, journal: &Journal, wish: &Wish) -> BTreeMap<PciAddress, GpuVgpus> {
+pub fn found(view: &View, journal: &Journal, wish: &Wish, library: &LibraryFacts) -> BTreeMap<PciAddress, GpuVgpus> {
     let mut found = BTreeMap::new();
     for gpu in view.inventory.gpus() {
         let address = gpu.primary.address;
         let instances = vgpus(&view.inventory, address, journal.vgpu_types());
-        let framework = framework(&view.inventory, gpu.primary);
+        let framework = framework(&view.inventory, gpu.primary, library.gpus.get(&address));
         let silent = matches!(framework, Framework::None(_)) && instances.is_empty();
         if silent && wish.mode(address) != Some(WorkloadMode::VmVgpu) {
             continue;
@@ -302,7 +314,8 @@ pub fn found(view: &View, journal: &Journal, wish: &Wish) -> BTreeMap<PciAddress
 /// Whether virtual functions and mediated devices are no obstacle on the way to passthrough, holders aside.
 pub fn may_leave(inventory: &Inventory, journal: &Journal, gpu: PciAddress) -> bool {
     let (holders, gpu_holders) = (BTreeMap::new(), BTreeMap::new());
-    let world = VgpuWorld { inventory, holders: &holders, gpu_holders: &gpu_holders, journal, node: "" };
+    let library = &LibraryFacts::default();
+    let world = VgpuWorld { inventory, holders: &holders, gpu_holders: &gpu_holders, library, journal, node: "" };
     vgpu::leave(&world, gpu, true).is_ok_and(|steps| !steps.is_empty())
 }
 

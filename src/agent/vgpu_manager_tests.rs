@@ -1,7 +1,10 @@
 //! vGPUs in rounds, on described boards.
 
 use crds::v1alpha1::{Advertise, GPUNodeSpec, GPUVgpus, VgpuCount, VgpuLayout};
-use vfio::testing::{Fault, Machine, MemoryKernel};
+use vfio::{
+    testing::{Fault, Machine, MemoryKernel, MemoryLibrary},
+    vgpu::{ActiveVgpu, MigMode, Silence, SilenceReason},
+};
 
 use super::{
     super::{
@@ -43,6 +46,14 @@ impl Host {
     fn of(machine: Machine) -> Self {
         let manager = VfioManager::with_kernel(machine.path(), machine.kernel(), "node-1").unwrap();
         Self { machine, manager, allocations: Allocations::new(), offer: Offer::new() }
+    }
+
+    /// With the library of its driver.
+    fn with_library(machine: Machine, library: MemoryLibrary) -> Self {
+        let mut host = Self::of(machine);
+        let manager = VfioManager::with_kernel(host.machine.path(), host.machine.kernel(), "node-1").unwrap();
+        host.manager = manager.with_library(Box::new(library));
+        host
     }
 
     fn round(&mut self, wish: &Wish) -> (Observation, Offered) {
@@ -198,4 +209,68 @@ fn a_function_that_is_switched_off_changes_nothing() {
     let (observation, _) = host.round(&order);
     let Progress::Failed(refusal) = &observation.vgpus.progress[&L40S.parse().unwrap()] else { panic!("not said") };
     assert_eq!((refusal.reason.as_str(), observation.plan.len()), ("VgpuDeviceManagerDisabled", 0));
+}
+
+#[test]
+fn a_vm_that_only_the_driver_tells_of_keeps_its_vgpu_and_is_named() {
+    let machine = Machine::described("a2-sriov");
+    let mut library = machine.library();
+    let mdev = vfio::observe(&machine).mdevs.keys().next().unwrap().clone();
+    let vm = "0f0e0d0c-0b0a-4908-8706-050403020100".to_owned();
+    library.active =
+        vec![ActiveVgpu { gpu: A2.parse().unwrap(), kind: None, vm: vm.clone(), mdev: Some(mdev.clone()) }];
+    let mut host = Host::with_library(machine, library);
+    let (observation, offered) = host.round(&wish(A2, &[]));
+    let Progress::Failed(refusal) = &observation.vgpus.progress[&A2.parse().unwrap()] else { panic!("not refused") };
+    assert_eq!(refusal.reason, "VgpuInUse");
+    assert!(
+        refusal.message.contains(&mdev) && refusal.message.contains(&format!("stop VM {vm}")),
+        "{}",
+        refusal.message
+    );
+    assert_eq!(observation.vgpus.gpus[&A2.parse().unwrap()].instances.len(), 3, "nothing was touched");
+    let report = status(&observation, &offered);
+    let shown = report.gpus[0].vgpu.as_ref().unwrap().instances.iter().find(|vgpu| vgpu.id == mdev).unwrap();
+    assert_eq!(shown.vm.as_deref(), Some(vm.as_str()));
+}
+
+fn status(observation: &Observation, offered: &Offered) -> crds::v1alpha1::AgentStatus {
+    let report = translate::Report {
+        wish: &wish(A2, &[]),
+        observation,
+        plugins: &BTreeMap::default(),
+        offered,
+        container: &super::super::container_node::ContainerNode::look(std::path::Path::new("/nonexistent")),
+        generation: 1,
+        old: None,
+    };
+    let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+    translate::status(&report, &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now))
+}
+
+#[test]
+fn modes_that_hide_types_are_the_reason_and_a_silent_library_is_one_too() {
+    let machine = fresh();
+    let gpu: PciAddress = L40S.parse().unwrap();
+    machine.remove("/sys/bus/pci/devices/0000:26:00.0/sriov_totalvfs");
+    let mut library = machine.library();
+    library.says.entry(gpu).or_default().display = Some(true);
+    library.says.entry(gpu).or_default().mig = Some(MigMode { on: false, next: false });
+    let mut host = Host::with_library(machine, library);
+    let (observation, offered) = host.round(&wish(L40S, &[("L40S-24Q", 1)]));
+    let Progress::Failed(refusal) = &observation.vgpus.progress[&gpu] else { panic!("not refused") };
+    assert_eq!(refusal.reason, "DisplayMode");
+    let vgpu = status(&observation, &offered).gpus.remove(0).vgpu.unwrap();
+    assert_eq!(vgpu.reason, "DisplayMode");
+    let told = vgpu.library.unwrap();
+    assert_eq!((told.display, told.mig), (Some(true), Some(false)));
+
+    let machine = fresh();
+    let mut library = machine.library();
+    library.silence = Some(Silence { reason: SilenceReason::VersionMismatch, message: "595 and 580".to_owned() });
+    let mut host = Host::with_library(machine, library);
+    let (observation, offered) = host.round(&wish(L40S, &[("L40S-24Q", 1)]));
+    assert_eq!(names(&offered), [(Q24, 1)], "the node serves all the same");
+    let told = status(&observation, &offered).gpus.remove(0).vgpu.unwrap().library.unwrap();
+    assert_eq!((told.reason.as_str(), told.message.as_str()), ("VersionMismatch", "595 and 580"));
 }

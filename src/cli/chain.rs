@@ -162,6 +162,12 @@ pub(super) struct NvmlArgs {
     /// What there is to say of vGPUs instead.
     #[arg(long, conflicts_with = "version_only")]
     vgpus: bool,
+    /// Does something to this GPU instead.
+    #[arg(long, requires = "act", value_name = "ADDRESS")]
+    gpu: Option<vfio::PciAddress>,
+    /// What, in JSON.
+    #[arg(long, requires = "gpu", value_parser = parse_act)]
+    act: Option<vfio::vgpu::MigAct>,
 }
 
 #[derive(Debug, Args)]
@@ -248,9 +254,10 @@ impl From<DriverArgs> for Driver {
 /// The parent reads the answer from standard output, and a reason from the last line of standard error.
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "a child's answer to its parent")]
 pub(super) fn nvml(args: &NvmlArgs) -> ExitCode {
-    let answer = match args.vgpus {
-        true => nvml::vgpus(&args.root).map(|report| serde_json::to_string(&report)),
-        false => nvml::answer(&args.root, args.version_only).map(|report| serde_json::to_string(&report)),
+    let answer = match (args.gpu.zip(args.act.as_ref()), args.vgpus) {
+        (Some((gpu, act)), _) => nvml::act(&args.root, gpu, act).map(|()| serde_json::to_string(&())),
+        (None, true) => nvml::vgpus(&args.root).map(|report| serde_json::to_string(&report)),
+        (None, false) => nvml::answer(&args.root, args.version_only).map(|report| serde_json::to_string(&report)),
     };
     match answer {
         Ok(report) => {
@@ -259,9 +266,13 @@ pub(super) fn nvml(args: &NvmlArgs) -> ExitCode {
         }
         Err(error) => {
             eprintln!("{}", crate::chain(&error));
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
+}
+
+fn parse_act(text: &str) -> Result<vfio::vgpu::MigAct, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 /// As [`nvml`].

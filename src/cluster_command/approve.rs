@@ -19,7 +19,7 @@ pub enum Error {
     #[error("GPUTransition {node} cannot be read")]
     Read { node: String, source: Box<kube::Error> },
     #[error(
-        "node {node} has no change to approve: its GPUTransition appears when its workload label asks for another mode"
+        "node {node} has no change to approve: its GPUTransition appears when its workload label asks for another mode, or when its driver is to be renewed"
     )]
     NoChange { node: String },
     #[error("the change of node {node} waits for no approval: {phase:?}, {message}")]
@@ -63,7 +63,10 @@ fn checked(object: &GPUTransition, plan: &str) -> Result<serde_json::Value, Erro
 fn shown(object: &GPUTransition) -> String {
     let status = object.status.clone().unwrap_or_default();
     let spec = &object.spec;
-    let mut text = format!("node {}: {} -> {}\n", spec.node, spec.from, spec.to);
+    let mut text = match &spec.driver {
+        None => format!("node {}: {} -> {}\n", spec.node, spec.from, spec.to),
+        Some(driver) => format!("node {}: driver {} -> {}\n", spec.node, driver.from, driver.to),
+    };
     let _ = writeln!(text, "phase {:?}: {}", status.phase, status.message);
     for (number, step) in (1..).zip(&status.plan) {
         let _ = writeln!(text, "{number:>3}. {step}");
@@ -89,6 +92,7 @@ mod tests {
             node: "n1".to_owned(),
             from: WorkloadMode::VmPassthrough,
             to: WorkloadMode::Container,
+            driver: None,
             plan_hash: "0123456789abcdef".to_owned(),
             approved: None,
         };

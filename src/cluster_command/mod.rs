@@ -2,6 +2,7 @@
 
 pub mod approve;
 pub mod explain;
+pub mod plan;
 pub mod ready;
 
 use kube::{

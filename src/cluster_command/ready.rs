@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn lease() -> Lease {
-        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        let now = jiff::Timestamp::now().to_string();
         serde_json::from_value(json!({"spec": {"holderIdentity": "op-1", "renewTime": now}})).expect("a Lease")
     }
 

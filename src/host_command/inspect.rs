@@ -12,6 +12,7 @@ use crate::terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table}
 use super::{
     Error, Subject, View, json,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
+    vgpus::{VgpusReport, found},
     yaml,
 };
 
@@ -74,6 +75,8 @@ pub struct GpuReport {
     pub presence: Option<Presence>,
     /// Of itself and its virtual functions, what makes vGPUs now.
     pub vgpus: BTreeMap<PciAddress, VgpuParent>,
+    /// How it makes them, those that exist, and what could still be made; `null`: it makes none and has none.
+    pub vgpu: Option<VgpusReport>,
     pub holders: Vec<HolderReport>,
     /// What keeps it from going to a VM, holders aside.
     pub obstacle: Option<RefusalReport>,
@@ -123,6 +126,7 @@ fn gpu_report(view: &View, gpu: &Gpu<'_>) -> GpuReport {
         bus_errors: primary.aer,
         presence: primary.presence,
         vgpus: vgpus(inventory, primary.address),
+        vgpu: found(view, primary),
         holders: view.holders.get(&primary.address).into_iter().flatten().map(HolderReport::of).collect(),
         obstacle: refusal.as_ref().map(RefusalReport::of),
     }
@@ -190,7 +194,7 @@ fn row(gpu: &GpuReport, wide: bool) -> Vec<Cell> {
             Cell::plain(gpu.power_state.clone()),
             link(gpu.link),
             Cell::plain(Some(format!("{}/{}", gpu.vfs, gpu.vfs_possible))),
-            Cell::plain(framework(&gpu.vgpus)),
+            Cell::plain(gpu.vgpu.as_ref().map(VgpusReport::cell)),
             Cell::plain(Some(path.join(" > "))),
         ]);
     }
@@ -212,13 +216,6 @@ fn vgpus(inventory: &Inventory, gpu: PciAddress) -> BTreeMap<PciAddress, VgpuPar
     let own = |function: &&Function| function.address == gpu || function.physfn == Some(gpu);
     let functions = inventory.functions.values().filter(own);
     functions.filter_map(|function| Some((function.address, function.vgpu.clone()?))).collect()
-}
-
-fn framework(vgpus: &BTreeMap<PciAddress, VgpuParent>) -> Option<String> {
-    Some(match vgpus.values().next()? {
-        VgpuParent::Mdev { .. } => "mdev".to_owned(),
-        VgpuParent::VendorVfio { .. } => "vendor VFIO".to_owned(),
-    })
 }
 
 fn bytes(size: u64) -> String {

@@ -6,6 +6,7 @@ pub mod plan;
 mod report;
 #[cfg(test)]
 mod tests;
+pub mod vgpus;
 
 use std::{
     collections::BTreeMap,
@@ -33,6 +34,8 @@ pub enum Error {
     File { file: PathBuf, source: std::io::Error },
     #[error("{file} describes no machine")]
     Description { file: PathBuf, source: vfio::DescriptionError },
+    #[error("vGPU layout: {0}")]
+    Layout(String),
     #[error("the answer cannot be written")]
     Output(#[from] std::io::Error),
     #[error("the answer has no such form")]

@@ -42,13 +42,15 @@ pub enum Mode {
     VmPassthrough,
     /// GPUs on the drivers that they were taken from.
     Container,
+    /// GPUs on NVIDIA's vGPU driver, cut into vGPUs as a layout says.
+    VmVgpu,
 }
 
 impl Mode {
     fn binding(self) -> Binding {
         match self {
             Self::VmPassthrough => Binding::Vfio,
-            Self::Container => Binding::Host,
+            Self::Container | Self::VmVgpu => Binding::Host,
         }
     }
 
@@ -56,6 +58,7 @@ impl Mode {
         match self {
             Self::VmPassthrough => "vm-passthrough",
             Self::Container => "container",
+            Self::VmVgpu => "vm-vgpu",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{View, early, inspect, json, plan};
+use super::{View, early, inspect, json, plan, vgpus};
 
 fn fixture(name: &str) -> View {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vfio/fixtures").join(name).with_extension("yaml");
@@ -135,4 +135,47 @@ fn a_machine_config_carries_the_files_and_arguments_of_the_machine() {
 fn a_machine_without_gpus_needs_nothing() {
     let report = early::report(&fixture("mi300x"), &[]);
     assert!(report.files.is_empty() && report.kernel_arguments.is_empty() && report.machine_config.is_none());
+}
+
+const LAYOUTS: &str = "version: v1
+vgpu-configs:
+  mine:
+    - {device-filter: '0x25B610DE', devices: all, vgpu-devices: {A2-4Q: 2}}
+    - {device-filter: '0x26B910DE', devices: all, vgpu-devices: {L40S-24Q: 2}}
+  clear: [{devices: all, vgpu-devices: {}}]
+  twice: [{devices: all, vgpu-devices: {A2-4Q: 1}}, {devices: [0], vgpu-devices: {A2-4C: 1}}]
+";
+
+fn vgpu_plan(machine: &str, layout: &str) -> Result<vgpus::VgpuPlanReport, String> {
+    vgpus::report(&fixture(machine), LAYOUTS, layout, &[], &vfio::vgpu::LibraryFacts::default(), "node-1")
+}
+
+#[test]
+fn a_vgpu_layout_is_planned_on_described_machines() {
+    for machine in ["a2-sriov", "l40s-vgpu"] {
+        for layout in ["mine", "clear"] {
+            let report = vgpu_plan(machine, layout).unwrap();
+            insta::assert_snapshot!(format!("plan-vgpu-{layout}-{machine}"), plain(&vgpus::text(&report)));
+        }
+    }
+    insta::assert_snapshot!("plan-vgpu-json-a2-sriov", json(&vgpu_plan("a2-sriov", "mine").unwrap()).unwrap());
+}
+
+#[test]
+fn a_layout_that_is_wrong_or_not_there_is_told_as_on_a_node() {
+    let error = vgpu_plan("a2-sriov", "miner").unwrap_err();
+    assert!(error.contains("did you mean mine?"), "{error}");
+    let error = vgpu_plan("a2-sriov", "twice").unwrap_err();
+    assert!(error.contains("line 7 and line 7"), "{error}");
+    let wrong = LAYOUTS.replace("devices: all", "device: all");
+    let library = vfio::vgpu::LibraryFacts::default();
+    let error = vgpus::report(&fixture("a2-sriov"), &wrong, "mine", &[], &library, "node-1").unwrap_err();
+    assert!(error.contains("line 4, column"), "{error}");
+}
+
+#[test]
+fn inspect_tells_vgpus_and_what_could_still_be_made() {
+    let report = inspect::report(&fixture("a2-sriov"));
+    let vgpu = report.gpus[0].vgpu.as_ref().unwrap();
+    insta::assert_snapshot!("inspect-vgpus-a2-sriov", json(vgpu).unwrap());
 }

@@ -8,11 +8,13 @@
 //! ClusterPolicy ─┐    │
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
+//! driver pods ─▶ drivers: which are not the newest ─▶ node controller, transition
 //! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
 pub mod definitions;
+mod drivers;
 mod guard;
 mod host;
 pub mod kubevirt;
@@ -20,6 +22,7 @@ pub mod node;
 mod owner;
 mod pod_watches;
 pub mod policy;
+mod selector;
 mod spelling;
 pub mod transition;
 pub mod uninstall;
@@ -35,9 +38,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    drivers::Drivers,
     guard::Guard,
     kubevirt::Wiring,
-    node::{pods::NodePods, users::UserNames},
+    node::{lodgers::Lodgers, pods::NodePods, users::UserNames},
     policy::Installation,
     transition::Transitions,
     vgpu::Layouts,
@@ -81,7 +85,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
         leading
     });
-    let metrics = telemetry.register(policy::Metrics::register);
     // A replica that waits for the lease is healthy.
     telemetry.set_ready();
     let work = async {
@@ -93,7 +96,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let epoch = held.epoch();
         let held = tokio::select! {
             kept = held.keep(&shutdown) => kept?,
-            () = lead(&client, config.clone(), epoch, metrics.clone()) => return Ok(()),
+            () = lead(&client, config.clone(), epoch, &telemetry) => return Ok(()),
         };
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
@@ -105,13 +108,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 }
 
 /// Everything that writes, while the lease is held.
-async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metrics) {
+async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake {
         nodes: nodes_tx,
         policy: Arc::new(Notify::new()),
         gpu_nodes: Arc::new(Notify::new()),
         guard: Arc::new(Notify::new()),
+        drivers: Arc::new(Notify::new()),
     };
     let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
@@ -132,16 +136,34 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         filled = world.filled() => if filled.is_err() { return },
         _ = &mut follow => return,
     }
+    let metrics = telemetry.register(policy::Metrics::register);
+    let peer = policy::PeerMetrics::new(world.clone());
+    let of_transitions = telemetry.register(|registry| {
+        registry.register_collector(Box::new(peer.clone()));
+        transition::Metrics::register(registry, world.transitions.clone())
+    });
     let epoch = epoch.max(world.highest_epoch() + 1);
     let (policy_tx, policy_rx) = watch::channel(None);
+    let namespace = config.installation.namespace.as_str();
+    let drivers = Arc::new(Drivers::new(client, namespace, &world, &wake));
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
-        pods: NodePods::new(client.clone(), &config.installation.namespace, wake.clone()),
+        pods: NodePods::new(client.clone(), namespace, wake.clone()),
+        lodgers: Lodgers::new(client.clone(), wake.clone()),
+        drivers: drivers.clone(),
         users: UserNames::new(client.clone()),
         instances,
         layouts: Layouts::new(client.clone(), config.installation.namespace.clone(), wake.clone()),
-        transitions: Transitions::new(client, &world, events.clone(), &wake),
+        transitions: Transitions::new(
+            client,
+            namespace,
+            &world,
+            drivers.clone(),
+            events.clone(),
+            &wake,
+            of_transitions,
+        ),
         events: events.clone(),
         epoch,
         policy: policy_rx,
@@ -152,8 +174,10 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         applier: Applier::new(client.clone(), config.installation.namespace.clone()),
         events,
         pods: policy::Context::pods(client, &config.installation.namespace),
+        drivers: drivers.clone(),
         due: wake.policy.clone(),
         metrics,
+        peer,
         release: config.release,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
@@ -161,14 +185,17 @@ async fn lead(client: &Client, config: Config, epoch: i64, metrics: policy::Metr
         runtimes: policy::Runtimes::default(),
         nvidia_drivers,
         openshift,
+        windows: policy::LastWindows::default(),
         node_policy: policy_tx,
     });
     wake.policy.notify_one();
+    wake.drivers.notify_one();
     tokio::join!(
         follow,
         policy::run(policy_context, || wake.node(NodeWork::All)),
         node::run(node_context, nodes_rx),
         explainer.run(),
         guard.run(),
+        drivers.run(),
     );
 }

@@ -37,6 +37,11 @@ impl PodWatches {
         Self { pods: Api::namespaced(client, namespace), project, watched: Mutex::default() }
     }
 
+    /// Of all namespaces.
+    pub fn everywhere(client: Client, project: fn(&mut Pod)) -> Self {
+        Self { pods: Api::all(client), project, watched: Mutex::default() }
+    }
+
     /// The pods, if they are watched and have been listed: a store that is not filled yet looks as if there were none.
     pub fn get(&self, key: &str) -> Option<Vec<Arc<Pod>>> {
         let watched = self.watched.lock().expect("watches lock should not be poisoned");
@@ -44,13 +49,13 @@ impl PodWatches {
         filled(store).then(|| store.state())
     }
 
-    /// Begins to watch, if it has not begun. `touched` hears of the list and of each change.
-    pub fn watch(&self, key: &str, which: watcher::Config, touched: impl Fn() + Send + 'static) {
+    /// Begins to watch, if it has not begun. `touched` hears of the list (`None`) and of each change.
+    pub fn watch(&self, key: &str, which: watcher::Config, touched: impl Fn(Option<&Pod>) + Send + 'static) {
         let mut watched = self.watched.lock().expect("watches lock should not be poisoned");
         if watched.contains_key(key) {
             return;
         }
-        let (store, work) = follow_projected((), self.pods.clone(), which, self.project, move |_| touched());
+        let (store, work) = follow_projected((), self.pods.clone(), which, self.project, touched);
         let task = tokio::spawn(work).abort_handle();
         watched.insert(key.to_owned(), Watched { store, task });
     }

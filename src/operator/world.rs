@@ -44,6 +44,8 @@ pub struct Wake {
     pub gpu_nodes: Arc<Notify>,
     /// Whoever guards the pods of the vGPU host driver.
     pub guard: Arc<Notify>,
+    /// Whoever looks which drivers are out of date.
+    pub drivers: Arc<Notify>,
 }
 
 impl Wake {
@@ -101,6 +103,8 @@ impl World {
         let (transitions, follow_transitions) = {
             let wake = wake.clone();
             follow(Api::<Guarded<GPUTransition>>::all(client.clone()), everything.clone(), move |transition| {
+                wake.drivers.notify_one();
+                wake.policy.notify_one();
                 if let Some(transition) = transition {
                     wake.node(NodeWork::One(transition.name_any()));
                 }
@@ -119,8 +123,11 @@ impl World {
             follow(Api::<Guarded<GPUVirtConfig>>::all(client.clone()), everything, move |_| touched())
         };
         let (daemon_sets, follow_daemon_sets) = {
-            let touched = policy_wake(wake);
-            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| touched())
+            let (touched, drivers) = (policy_wake(wake), wake.drivers.clone());
+            follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| {
+                touched();
+                drivers.notify_one();
+            })
         };
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);

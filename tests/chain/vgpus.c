@@ -17,7 +17,14 @@
 #define HANGS 0 /* questions about types do not come back */
 #endif
 
-enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, SIZE = 7, GPU_LOST = 15 };
+#ifndef LATER
+#define LATER 0 /* another MIG mode comes with a reset only */
+#endif
+#ifndef MISMATCH
+#define MISMATCH 0 /* the module is of another version */
+#endif
+
+enum { OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, SIZE = 7, GPU_LOST = 15, VERSION_MISMATCH = 18, IN_USE = 19, NO_ROOM = 23 };
 
 struct type { unsigned id; const char *name; unsigned long long megabytes; unsigned most; };
 #if BOARD == A10
@@ -30,17 +37,19 @@ enum { MIG = 1, HETEROGENEOUS = -1, GPUS = 1 };
 static const struct type types[] = { { 1155, "NVIDIA L40S-24Q", 24576, 2 }, { 1156, "NVIDIA L40S-48Q", 49152, 1 } };
 enum { MIG = -1, HETEROGENEOUS = 1, GPUS = 1 };
 #else
-static const struct type types[] = { { 826, "NVIDIA H100-40C", 40960, 2 }, { 827, "NVIDIA H100-80C", 81920, 1 } };
+static const struct type types[] = { { 826, "NVIDIA H100-40C", 40960, 2 }, { 828, "NVIDIA H100-1-10C", 10240, 7 }, { 829, "NVIDIA H100-2-20C", 20480, 3 } };
 enum { MIG = 0, HETEROGENEOUS = 0, GPUS = 1 };
+#define MIGS 1 /* its mode and instances are kept in a file, for the next process */
 #endif
 #define TYPES (sizeof types / sizeof *types)
 
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 struct heterogeneous { unsigned version, mode; };
 static long index_of(void *device) { return (long)device - 1; }
+#include "mig.c"
 
-int nvmlInit_v2(void) { return OK; }
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return OK; }
+int nvmlInit_v2(void) { return MISMATCH ? VERSION_MISMATCH : OK; }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return code == GPU_LOST ? "GPU is lost" : "error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { snprintf(text, length, "595.91.07"); return OK; }
@@ -55,6 +64,7 @@ int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *then) {
 	if (index_of(device) == LOST) return GPU_LOST;
 	*now = *then = MIG == 1;
+	mode(now, then);
 	return MIG < 0 ? NOT_SUPPORTED : OK;
 }
 int nvmlDeviceGetEccMode(void *device, unsigned *now, unsigned *then) { (void)device; *now = *then = 1; return OK; }
@@ -107,3 +117,6 @@ int nvmlVgpuInstanceGetMdevUUID(unsigned id, char *text, unsigned length) {
 	snprintf(text, length, "c728e022-f16f-434b-ad2c-9665ee634d3d");
 	return BOARD == A10 ? OK : NOT_SUPPORTED;
 }
+int nvmlVgpuInstanceGetGpuInstanceId(unsigned id, unsigned *instance) { (void)id; *instance = ~0U; return OK; }
+int nvmlDeviceGetDisplayMode(void *device, unsigned *on) { (void)device; *on = 0; return OK; }
+int nvmlDeviceGetDisplayActive(void *device, unsigned *on) { (void)device; *on = 0; return OK; }

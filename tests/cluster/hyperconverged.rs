@@ -1,6 +1,6 @@
 //! HyperConverged beside KubeVirt: where there is one, it owns KubeVirt's configuration.
 
-mod crd;
+pub mod crd;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// HCO admits no other.
-const NAME: &str = "kubevirt-hyperconverged";
+pub const NAME: &str = "kubevirt-hyperconverged";
 
 fn api(t: &Turn, version: &str) -> Api<DynamicObject> {
     let resource = kubevirt::kind("hco.kubevirt.io", version, "HyperConverged");
@@ -39,7 +39,7 @@ fn others() -> Value {
 }
 
 /// The one object, with an entry of somebody's; as it is stored.
-async fn hyper_converged(t: &Turn, release: Release) -> (Api<CustomResourceDefinition>, Api<DynamicObject>) {
+pub async fn hyper_converged(t: &Turn, release: Release) -> (Api<CustomResourceDefinition>, Api<DynamicObject>) {
     let crds: Api<CustomResourceDefinition> = t.all();
     crds.create(&PostParams::default(), &release.crd()).await.expect("a CRD should be creatable");
     let (version, path) = release.stored();

@@ -13,6 +13,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
+    hyperconverged::{self, crd::Release},
     kubevirt::{nic, until_wired, with_kubevirt},
     support::{
         agents::{self, Agent, Host, Maker},
@@ -41,7 +42,7 @@ async fn node(t: &Turn, id: &str, maker: Maker, node_labels: &[(&str, &str)]) ->
     let mode = [(labels::WORKLOAD_CONFIG, "vm-vgpu")];
     nodes::create(t, "n1", &[&mode, node_labels].concat()).await;
     let gpus = vec![gpu(id)];
-    let host = Host { gpus, obeys: true, maker: Some(maker), driver: None, conditions: Vec::new() };
+    let host = Host { gpus, obeys: true, registers: true, maker: Some(maker), driver: None, conditions: Vec::new() };
     Agent::start_with(t, "n1", host).await
 }
 
@@ -157,7 +158,8 @@ fn a_vm_keeps_its_vgpu_through_another_layout_and_nothing_is_withdrawn() {
         let agent = node(t, "10de:2236", MDEV, &[]).await;
         policy(t, LAYOUTS).await;
         agent.until_reason(t, true, "Serving").await;
-        let holder = Holder { pid: 7, command: "qemu-kvm".to_owned(), path: "/dev/vfio/9".to_owned(), pod: None };
+        let holder =
+            Holder { pid: 7, command: "qemu-kvm".to_owned(), path: "/dev/vfio/9".to_owned(), pod: None, vm: None };
         agent.change(|host| host.gpus[0].vgpu.as_mut().expect("vGPUs").instances[0].holders = vec![holder]);
         nodes::label(t, "n1", &[(labels::VGPU_CONFIG, Some("large"))]).await;
         let words = ["vGPU layout large", "in use by pid 7", "stop that VM"];
@@ -221,6 +223,48 @@ fn kubevirt_gets_the_types_entry_and_makes_no_mediated_devices_itself_until_we_l
         assert_eq!(kubevirt::resources(&object), ["intel.com/x710"], "the user's stays");
         assert!(!object.metadata.annotations.unwrap_or_default().keys().any(|key| key.starts_with("gpuvirt.io/")));
     });
+}
+
+/// The type goes into `HyperConverged`, and what keeps `KubeVirt` from making mediated devices itself: in the version that is
+/// stored, by the words that this version has. Both are taken back.
+async fn hyper_converged_is_told(t: &Turn, release: Release, switch: &str, off: Value) {
+    with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
+    let (_, api) = hyperconverged::hyper_converged(t, release).await;
+    let _kubelets = Kubelets::start(t);
+    let _operator = t.operator("op-1").await;
+    let agent = node(t, "10de:2236", MDEV, &[]).await;
+    policy(t, LAYOUTS).await;
+    agent.until_reason(t, true, "Serving").await;
+    let list = format!("/{}/mediatedDevices", release.stored().1.join("/"));
+    let entry = json!({"mdevNameSelector": "NVIDIA A10-4Q", "resourceName": A10_4Q, "externalResourceProvider": true});
+    let told = |object: &DynamicObject| {
+        let at = |path: &str| object.data.pointer(path).cloned();
+        at(&list) == Some(json!([entry])) && at(switch) == Some(off.clone())
+    };
+    kubevirt::until(&api, hyperconverged::NAME, "the type is permitted, and none is made", told).await;
+    until_wired(t, "True", "Permitted", &[A10_4Q]).await;
+    let object = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+    assert_eq!(configuration(&object, "/mediatedDevicesConfiguration"), None, "HyperConverged's operator writes it");
+
+    let policies: Api<ClusterPolicy> = t.all();
+    let policy = policies.get(POLICY).await.expect("the policy should be there");
+    policies.delete(POLICY, &DeleteParams::default()).await.expect("deletable");
+    wait::until_gone(&policies, &policy, "the policy goes").await;
+    let left = api.get(hyperconverged::NAME).await.expect("HyperConverged should be there");
+    assert_eq!(left.data.pointer(&list), None);
+    assert_ne!(left.data.pointer(switch), Some(&off), "it is as it was: the gate has a default");
+}
+
+#[test]
+fn hyperconverged_of_v1_has_a_switch_for_mediated_devices() {
+    let switch = "/spec/virtualization/mediatedDevicesConfiguration/enabled";
+    turn(async |t| hyper_converged_is_told(t, Release::V1_20, switch, json!(false)).await);
+}
+
+#[test]
+fn hyperconverged_of_v1beta1_has_a_gate_in_its_place() {
+    let gate = "/spec/featureGates/disableMDevConfiguration";
+    turn(async |t| hyper_converged_is_told(t, Release::V1_17, gate, json!(true)).await);
 }
 
 #[test]

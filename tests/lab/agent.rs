@@ -12,8 +12,7 @@ use crate::{
 
 #[test]
 fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() {
-    lab(async |lab| {
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         let group = gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
         let agent = lab.agent_pod().await;
@@ -33,7 +32,7 @@ fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() 
 
 #[test]
 fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_is_finished_when_it_comes_back() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         let minor = lab.guest(&format!(r"sed -n 's/^Device Minor:\s*//p' /proc/driver/nvidia/gpus/{GPU}/information"));
         // Opened, and no process is seen to have it: as a program that opens it after the agent's last look.
         let user = lab.hold(&format!("hide /dev/nvidia{}", minor.trim()));
@@ -65,8 +64,7 @@ fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_i
 
 #[test]
 fn a_gpu_that_is_pulled_out_and_put_back_is_followed() {
-    lab(async |lab| {
-        lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         lab.until_allocatable(T4, "2").await;
         assert_eq!(lab.monitor("device_del gpu1"), "");
         let four = |node: &GPUNode| {

@@ -8,7 +8,7 @@ mkdir -p "${1:?usage: $0 OUT}"
 OUT=$(cd "$1" && pwd)
 SOURCE=linux-source-6.12
 
-for need in go gcc make flex bison bc mkfs.ext4 runc nft busybox kmod depmod nsenter /usr/lib/cni/bridge /usr/include/libelf.h; do
+for need in go gcc make flex bison bc mkfs.ext4 crun nft busybox kmod depmod nsenter /usr/lib/cni/bridge /usr/include/libelf.h; do
 	command -v "$need" >/dev/null || [ -f "$need" ] || missing="${missing-} $need"
 done
 [ -z "${missing-}" ] || { echo "missing:$missing (the packages are in $HERE/packages)" >&2; exit 1; }
@@ -55,7 +55,7 @@ drivers() {
 }
 
 programs() {
-	for program in hold hide cdev killat; do gcc -static -O2 -Wall -Wextra -Werror -o $program "$HERE/$program.c"; done
+	for program in hold hide cdev killat writes; do gcc -static -O2 -Wall -Wextra -Werror -o $program "$HERE/$program.c"; done
 	cd "$HERE/plugin"
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT/vfioplugin" .
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT/kubelet" ./kubelet
@@ -69,7 +69,7 @@ image() {
 	cp -r modules/lib/modules/* $root/lib/modules/
 	for file in dep alias builtin; do [ -s $root/lib/modules/*/modules.$file ] || { echo "modules.$file is missing" >&2; return 1; }; done
 	cp "$(command -v busybox)" $root/bin/busybox
-	cp "$BIN"/{kube,containerd,containerd-shim-runc-v2,ctr} "$(command -v runc)" "$(command -v nft)" hold hide cdev killat kubelet $root/usr/bin/
+	cp "$BIN"/{kube,containerd,containerd-shim-runc-v2,ctr} "$(command -v crun)" "$(command -v nft)" hold hide cdev killat writes kubelet $root/usr/bin/
 	ln -s kube $root/usr/bin/kubectl
 	cp /usr/lib/cni/{bridge,host-local,loopback} $root/usr/lib/cni/
 	# The kubelet needs the real mount; the rest is for agents that look into the host.
@@ -109,6 +109,6 @@ probe() {
 
 step kernel "$HERE/frag"
 step drivers "$HERE"/{pciid,nvidia,nvidia_vgpu_vfio}.c "$OUT/bzImage"
-step programs "$HERE/hold.c" "$HERE/hide.c" "$HERE/cdev.c" "$HERE/killat.c" "$HERE/plugin"
+step programs "$HERE/hold.c" "$HERE/hide.c" "$HERE/cdev.c" "$HERE/killat.c" "$HERE/writes.c" "$HERE/plugin"
 step image "$HERE/rootfs" "$OUT/.drivers" "$OUT/.programs" "$BIN/kube" "$BIN/containerd"
 step probe "$OUT/.programs" "$HERE/../../images/box.sh" "$HERE/../../images/mkimg.py"

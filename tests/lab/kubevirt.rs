@@ -27,26 +27,26 @@ const RTX_4000: &str = "0000:01:00.0";
 const ALIAS: &str = "nvidia.com/rtx-4000";
 
 /// KubeVirt permits somebody's network card, and so nothing else.
-async fn with_kubevirt(lab: &Lab) {
+pub async fn with_kubevirt(lab: &Lab) {
     kubevirt::install(lab.cluster, NODE);
     let nic = json!({"pciVendorSelector": "8086:1572", "resourceName": "intel.com/x710"});
     kubevirt::fresh(&lab.client, &json!({"pciHostDevices": [nic]})).await;
 }
 
 /// An instance that asks for these, once its launcher runs on the node.
-async fn running(lab: &Lab, name: &str, resources: &[&str]) -> DynamicObject {
+pub async fn running(lab: &Lab, name: &str, resources: &[&str]) -> DynamicObject {
     kubevirt::start_vm(&lab.client, name, resources).await;
     let vm = kubevirt::until_phase(&lab.client, name, "Scheduled").await;
     assert_eq!(vm.data.pointer("/status/nodeName"), Some(&json!(NODE)));
     vm
 }
 
-async fn host_devices(lab: &Lab, vm: &DynamicObject) -> Vec<String> {
+pub async fn host_devices(lab: &Lab, vm: &DynamicObject) -> Vec<String> {
     kubevirt::host_devices(&lab.client, lab.cluster, vm).await
 }
 
 /// The launcher, as far as nothing may change while its VM runs.
-async fn launcher(lab: &Lab, name: &str) -> (Option<String>, String, i32) {
+pub async fn launcher(lab: &Lab, name: &str) -> (Option<String>, String, i32) {
     let pod: Pod = kubevirt::until_launcher(&lab.client, name).await;
     let restarts = pod.status.iter().flat_map(|s| s.container_statuses.iter().flatten()).map(|c| c.restart_count).sum();
     (pod.uid(), pod.name_any(), restarts)
@@ -63,7 +63,7 @@ async fn alias(lab: &Lab, selector: &str, name: &str) {
 }
 
 /// The note of an event about this very object.
-async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
+pub async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
     let events: Api<Event> = Api::all(lab.client.clone());
     let about = ListParams::default().fields(&format!("involvedObject.uid={}", object.uid().unwrap_or_default()));
     wait::eventually(&format!("an event {reason}"), async || {
@@ -74,7 +74,7 @@ async fn told(lab: &Lab, object: &DynamicObject, reason: &str) -> String {
 }
 
 /// Deploy labels that are on.
-async fn deployed(lab: &Lab) -> BTreeSet<String> {
+pub async fn deployed(lab: &Lab) -> BTreeSet<String> {
     let node = Api::<Node>::all(lab.client.clone()).get(NODE).await.expect("the node");
     let on = node.labels().iter().filter(|(key, value)| key.starts_with(labels::DEPLOY_PREFIX) && *value == "true");
     on.map(|(key, _)| key.clone()).collect()
@@ -82,7 +82,7 @@ async fn deployed(lab: &Lab) -> BTreeSet<String> {
 
 #[test]
 fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_function() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         with_kubevirt(lab).await;
         // KubeVirt keeps the hyphen in the variable's name.
         alias(lab, "10de:1eb1", ALIAS).await;
@@ -107,9 +107,8 @@ fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_fu
 
 #[test]
 fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         with_kubevirt(lab).await;
-        lab.switch(WorkloadMode::VmPassthrough).await;
         // Not the VM's own, but what KubeVirt gives to a VM that has none.
         kubevirt::evict_by_default(&lab.client, Some("LiveMigrate")).await;
         kubevirt::start_vm(&lab.client, "vm", &[T4]).await;
@@ -147,9 +146,8 @@ fn a_running_vm_outlives_the_agent_and_keeps_the_mode_that_it_runs_in() {
 
 #[test]
 fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         with_kubevirt(lab).await;
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
         let group = crate::node::gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         // Somebody whom the kubelet knows nothing of.
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
@@ -177,7 +175,7 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
 #[test]
 fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_itself() {
     const Q4: &str = "nvidia.com/GRID_T4-4Q";
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         with_kubevirt(lab).await;
         lab.label_vgpus("T4-4Q").await;
         lab.until_serving(WorkloadMode::VmVgpu).await;

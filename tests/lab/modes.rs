@@ -12,7 +12,7 @@ fn drivers_in_use(lab: &Lab) -> BTreeSet<String> {
 
 #[test]
 fn a_label_takes_whole_groups_to_vfio_and_offers_them_and_gives_them_back() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         let before = lab.drivers();
         assert_eq!(before[GPU], "nvidia");
         assert_eq!(before["0000:01:00.1"], "snd_hda_intel");
@@ -35,8 +35,7 @@ fn a_label_takes_whole_groups_to_vfio_and_offers_them_and_gives_them_back() {
 
 #[test]
 fn a_gpu_that_a_process_holds_is_left_until_it_lets_go() {
-    lab(async |lab| {
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         let group = group(&node);
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
         lab.label(WorkloadMode::Container).await;
@@ -53,7 +52,7 @@ fn a_gpu_that_a_process_holds_is_left_until_it_lets_go() {
 
 #[test]
 fn a_process_that_has_the_nvidia_device_open_keeps_the_container_mode() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         let holder = lab.hold("sh -c 'exec 3</dev/nvidia0; exec sleep 1000'");
         lab.label(WorkloadMode::VmPassthrough).await;
         lab.until_refused(&[&holder, "/dev/nvidia0"]).await;
@@ -65,7 +64,7 @@ fn a_process_that_has_the_nvidia_device_open_keeps_the_container_mode() {
 
 #[test]
 fn an_unknown_mode_changes_nothing_and_says_so() {
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(lab.client.clone());
         let patch = serde_json::json!({"metadata": {"labels": {crds::labels::WORKLOAD_CONFIG: "vm-passthru"}}});
         let patched =

@@ -42,13 +42,14 @@ pub struct Lab {
     pub client: Client,
 }
 
-/// Runs a test when no other one runs, on a container node that nobody uses.
-pub fn lab(test: impl AsyncFnOnce(&Lab) + Send) {
+/// Runs a test when no other one runs, on a node that nobody uses and that serves this mode: it stays in it from one test
+/// to the next.
+pub fn lab(mode: WorkloadMode, test: impl AsyncFnOnce(&Lab, GPUNode) + Send) {
     let run = async || {
         let machine = LAB.get_or_init(Machine::start).as_ref().unwrap_or_else(|error| panic!("no lab: {error}"));
         let lab = Lab { cluster: &machine.cluster, client: machine.cluster.client().await };
-        lab.clean().await;
-        test(&lab).await;
+        let node = lab.clean(mode).await;
+        test(&lab, node).await;
     };
     alone(run, || {
         if let Some(Ok(machine)) = LAB.get() {
@@ -118,7 +119,7 @@ fn show(cluster: &Cluster) {
 
 impl Lab {
     /// What an earlier test has left is undone.
-    async fn clean(&self) {
+    async fn clean(&self, mode: WorkloadMode) -> GPUNode {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
         let at_once = DeleteParams::default().grace_period(0);
         let _ = pods.delete_collection(&at_once, &kube::api::ListParams::default()).await;
@@ -129,8 +130,7 @@ impl Lab {
         if !self.released() {
             self.install();
         }
-        self.label(WorkloadMode::Container).await;
-        self.until_serving(WorkloadMode::Container).await;
+        self.switch(mode).await
     }
 
     fn released(&self) -> bool {

@@ -6,8 +6,7 @@ use crate::node::{GPU, RTX, T4, gpu, lab};
 
 #[test]
 fn a_pod_gets_the_address_and_the_devices_of_the_gpu_that_it_asked_for_and_no_others() {
-    lab(async |lab| {
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         let rtx = gpu(&node, "0000:01:00.0").expect("the RTX 4000");
         lab.until_allocatable(RTX, "1").await;
         lab.pod("rtx", RTX, 1).await;
@@ -28,8 +27,7 @@ fn a_pod_gets_the_address_and_the_devices_of_the_gpu_that_it_asked_for_and_no_ot
 
 #[test]
 fn a_pod_that_asks_for_two_gpus_gets_both_addresses() {
-    lab(async |lab| {
-        lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         lab.until_allocatable(T4, "2").await;
         lab.pod("two", T4, 2).await;
         let log = lab.log("two").await;
@@ -43,8 +41,7 @@ fn a_pod_that_asks_for_two_gpus_gets_both_addresses() {
 
 #[test]
 fn a_gpu_that_a_pod_has_not_opened_yet_is_in_use_all_the_same() {
-    lab(async |lab| {
-        lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         lab.until_allocatable(T4, "2").await;
         lab.pod("vm", T4, 1).await;
         lab.label(WorkloadMode::Container).await;

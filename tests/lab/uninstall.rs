@@ -8,8 +8,7 @@ use crate::node::{GPU, NODE, gpu, lab};
 
 #[test]
 fn uninstalling_refuses_while_a_vm_has_a_gpu_and_then_leaves_nothing_behind() {
-    lab(async |lab| {
-        let node = lab.switch(WorkloadMode::VmPassthrough).await;
+    lab(WorkloadMode::VmPassthrough, async |lab, node| {
         let group = gpu(&node, GPU).and_then(|gpu| gpu.iommu_group).expect("a group");
         let holder = lab.hold(&format!("hold {group} {GPU} 1000"));
         lab.until_holder(&holder).await;

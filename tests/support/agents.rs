@@ -32,6 +32,8 @@ pub struct Host {
     pub gpus: Vec<GPUStatus>,
     /// Whether it changes drivers when asked. It looks, reports and withdraws either way.
     pub obeys: bool,
+    /// Whether the kubelet takes what it offers.
+    pub registers: bool,
     /// The NVIDIA driver of the host.
     pub driver: Option<NvidiaDriver>,
     /// What it says of the node as a whole.
@@ -64,14 +66,24 @@ pub fn t4(address: &str) -> GPUStatus {
 
 /// A VM that has a GPU.
 pub fn qemu(pid: i32) -> Holder {
-    Holder { pid, command: "qemu-kvm".to_owned(), path: "/dev/vfio/20".to_owned(), pod: Some("vm-pod".to_owned()) }
+    Holder {
+        pid,
+        command: "qemu-kvm".to_owned(),
+        path: "/dev/vfio/20".to_owned(),
+        pod: Some("vm-pod".to_owned()),
+        vm: None,
+    }
 }
 
 impl Agent {
     /// Sees these GPUs: makes its `GPUNode`, and follows it from then on.
     pub async fn start(turn: &Turn, node: &str, gpus: Vec<GPUStatus>) -> Self {
-        Self::start_with(turn, node, Host { gpus, obeys: true, driver: None, conditions: Vec::new(), maker: None })
-            .await
+        Self::start_with(
+            turn,
+            node,
+            Host { gpus, obeys: true, registers: true, driver: None, conditions: Vec::new(), maker: None },
+        )
+        .await
     }
 
     pub async fn start_with(turn: &Turn, node: &str, host: Host) -> Self {
@@ -159,7 +171,7 @@ fn report(host: &Host, object: &GPUNode) -> AgentStatus {
     let offered = object.spec.advertise == Advertise::Offered && object.spec.mode == Some(WorkloadMode::VmPassthrough);
     let bound = host.gpus.iter().filter(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough));
     let devices: Vec<String> = bound.filter(|_| offered).map(|gpu| gpu.address.clone()).collect();
-    let resource = ResourceStatus { name: T4.to_owned(), devices, registered: true };
+    let resource = ResourceStatus { name: T4.to_owned(), devices, registered: host.registers };
     AgentStatus {
         observed_generation: object.metadata.generation.unwrap_or_default(),
         version: "0.0.0-test".to_owned(),

@@ -100,11 +100,16 @@ impl Turn {
     }
 
     pub async fn operator_logging(&self, pod: &str, level: &str) -> Program {
+        self.operator_with(pod, level, "127.0.0.1:0").await
+    }
+
+    /// `listen`: where its metrics are.
+    pub async fn operator_with(&self, pod: &str, level: &str, listen: &str) -> Program {
         let kubeconfig = identity::service_account(self, "gpuvirt-operator", None).await;
         Program::start(
             self,
             pod,
-            &["operator", "--listen=127.0.0.1:0"],
+            &["operator", "--listen", listen],
             &[
                 ("KUBECONFIG", kubeconfig.as_os_str()),
                 ("POD_NAMESPACE", NAMESPACE.as_ref()),

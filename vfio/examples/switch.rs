@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use vfio::kernel::{COMMAND, child_main};
-use vfio::vgpu::{self, ApplyError, Layout, VgpuWorld, View, vgpu_holders};
+use vfio::vgpu::{self, ApplyError, Asked, Layout, LibraryFacts, NoLibrary, VgpuWorld, View, vgpu_holders};
 use vfio::{
     Binding, Host, Journal, LinuxKernel, PciAddress, Root, World, deviations, execute, holders, journal,
     observe_except, plan,
@@ -95,7 +95,9 @@ fn vgpus(gpu: PciAddress, layout: &Layout) -> Result<bool, Box<dyn Error>> {
         View { holders: vgpu_holders(&inventory, &gpu_holders), gpu_holders, inventory }
     };
     let plan = |world: &VgpuWorld<'_>| vgpu::plan(world, gpu, layout);
-    let (steps, result) = vgpu::apply(gpu, node.trim(), &mut kernel, &mut journal, look, plan);
+    let (mut library, mut facts) = (NoLibrary, LibraryFacts::default());
+    let mut asked = Asked { library: &mut library, facts: &mut facts };
+    let (steps, result) = vgpu::apply(gpu, node.trim(), &mut kernel, &mut journal, &mut asked, look, plan);
     for step in &steps {
         println!("{gpu}: {step}");
     }

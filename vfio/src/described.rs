@@ -134,6 +134,21 @@ pub(crate) struct DescribedBoard {
     /// Its driver makes no virtual functions itself.
     #[serde(default)]
     pub stub: bool,
+    #[serde(default)]
+    pub mig: Option<DescribedMig>,
+}
+
+/// A board with MIG.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "makes GPU instances in tests only"))]
+pub(crate) struct DescribedMig {
+    pub slices: u32,
+    /// Of a slice, in GB.
+    pub memory: u32,
+    /// Another mode comes with a reset only.
+    #[serde(default)]
+    pub reset: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -16,6 +16,8 @@ pub struct Holder {
     pub path: PathBuf,
     /// Uid of the pod that the process runs in.
     pub pod: Option<String>,
+    /// The VM that the process is: as libvirt names it, `namespace/name` in a pod of `KubeVirt`.
+    pub vm: Option<String>,
 }
 
 /// Who it is that must let go. All of them block.
@@ -64,13 +66,18 @@ const DAEMONS: [(&str, &str); 11] = [
 ];
 
 impl Holder {
+    /// A VM that the driver's library tells of, whose process was not seen. `vm`: its UUID.
+    pub fn told(vm: &str) -> Self {
+        Self { pid: 0, command: "nvml".to_owned(), path: "nvml".into(), pod: None, vm: Some(vm.to_owned()) }
+    }
+
     /// Told by the pod, the name of the process and the path.
     pub fn kind(&self) -> HolderKind {
         let command = self.command.as_str();
         match &self.pod {
             _ if self.path.starts_with("/proc") => HolderKind::Unseen,
             Some(_) if OPERANDS.contains(&command) => HolderKind::Operand,
-            None if self.pid == 0 => HolderKind::Kernel,
+            None if self.pid == 0 && self.vm.is_none() => HolderKind::Kernel,
             None if self.daemon().is_some() => HolderKind::HostDaemon,
             Some(_) | None => HolderKind::Workload,
         }
@@ -78,7 +85,10 @@ impl Holder {
 
     /// How the holder is brought to let go.
     pub fn next_step(&self) -> String {
-        let Self { pid, command, pod, .. } = self;
+        let Self { pid, command, pod, vm, .. } = self;
+        if let Some(vm) = vm {
+            return format!("stop VM {vm}");
+        }
         match (self.kind(), pod) {
             (HolderKind::Unseen, _) => {
                 "look again with the right to read every process's files (CAP_SYS_PTRACE)".to_owned()
@@ -100,8 +110,13 @@ impl Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pid, command, path, pod } = self;
+        let Self { pid, command, path, pod, vm } = self;
         let path = path.display();
+        match vm {
+            Some(vm) if *pid == 0 => return write!(f, "VM {vm}, as the driver's library says"),
+            Some(vm) => write!(f, "VM {vm}, ")?,
+            None => {}
+        }
         match (self.kind(), pod) {
             (HolderKind::Unseen, _) => write!(f, "pid {pid} ({command}), whose open files cannot be read"),
             (HolderKind::Kernel, _) => write!(f, "{path} ({command})"),
@@ -120,7 +135,8 @@ mod tests {
     use super::*;
 
     fn holder(pid: i32, command: &str, pod: Option<&str>) -> Holder {
-        Holder { pid, command: command.to_owned(), path: "/dev/nvidia0".into(), pod: pod.map(str::to_owned) }
+        let (command, pod) = (command.to_owned(), pod.map(str::to_owned));
+        Holder { pid, command, path: "/dev/nvidia0".into(), pod, vm: None }
     }
 
     #[test]
@@ -129,6 +145,18 @@ mod tests {
         assert_eq!(holder(7, "python", None).next_step(), "end process 7");
         assert_eq!(holder(7, "python", Some("u-1")).next_step(), "end pod u-1");
         assert_eq!(holder(7, "python", Some("u-1")).to_string(), "pid 7 (python) of pod u-1 with /dev/nvidia0");
+    }
+
+    #[test]
+    fn a_vm_is_named_before_its_process_and_pod() {
+        let vm = Holder { vm: Some("vms/training".to_owned()), ..holder(7, "qemu-kvm", Some("u-1")) };
+        assert_eq!(vm.to_string(), "VM vms/training, pid 7 (qemu-kvm) of pod u-1 with /dev/nvidia0");
+        assert_eq!((vm.kind(), vm.next_step()), (HolderKind::Workload, "stop VM vms/training".to_owned()));
+        let told = Holder::told("0f0e0d0c");
+        assert_eq!(
+            (told.kind(), told.to_string().as_str()),
+            (HolderKind::Workload, "VM 0f0e0d0c, as the driver's library says")
+        );
     }
 
     #[test]

@@ -189,7 +189,23 @@ fn holder(host: &impl Host, pid: i32, path: PathBuf) -> Holder {
     let proc = PathBuf::from(format!("/proc/{pid}"));
     let command = host::text(host, &proc.join("comm")).unwrap_or_else(|_| "unknown".to_owned());
     let pod = host::text(host, &proc.join("cgroup")).ok().and_then(|text| pod_uid(&text));
-    Holder { pid, command, path, pod }
+    let line = command.starts_with("qemu").then(|| host.read(&proc.join("cmdline")).ok()).flatten();
+    let vm = line.and_then(|line| vm(&String::from_utf8_lossy(&line), pod.is_some()));
+    Holder { pid, command, path, pod, vm }
+}
+
+/// What `-name guest=…` or `-name …` of QEMU says, else its `-uuid`. `KubeVirt` names a domain `namespace_name`, and a
+/// namespace has no `_`.
+fn vm(command_line: &str, in_pod: bool) -> Option<String> {
+    let after = |option: &str| command_line.split('\0').skip_while(move |word| *word != option).nth(1);
+    let Some(name) = after("-name") else { return after("-uuid").map(str::to_owned) };
+    let mut parts = name.split(',');
+    let guest = parts.clone().find_map(|part| part.strip_prefix("guest="));
+    let guest = guest.or_else(|| parts.next())?;
+    Some(match guest.split_once('_').filter(|_| in_pod) {
+        Some((namespace, name)) => format!("{namespace}/{name}"),
+        None => guest.to_owned(),
+    })
 }
 
 /// The pod's uid in a path of `/proc/PID/cgroup`: `…/pod<uid>/…` with the cgroupfs driver,
@@ -219,7 +235,7 @@ fn scan_block_devices(host: &impl Host, inventory: &Inventory, held: &mut BTreeM
                 }
                 let mounts = mounts.get_or_insert_with(|| mounted(host));
                 for command in uses(host, &class.join(name), mounts) {
-                    let holder = Holder { pid: 0, command, path: Path::new("/dev").join(name), pod: None };
+                    let holder = Holder { pid: 0, command, path: Path::new("/dev").join(name), pod: None, vm: None };
                     held.entry(gpu.primary.address).or_default().insert(holder);
                 }
             }
@@ -257,6 +273,17 @@ mod tests {
         for text in [systemd, &cgroupfs, &guaranteed] {
             assert_eq!(pod_uid(text).as_deref(), Some(uid), "{text}");
         }
+    }
+
+    #[test]
+    fn a_vm_is_known_by_its_command_line() {
+        let line = |words: &[&str]| words.join("\0");
+        let libvirts = line(&["/usr/libexec/qemu-kvm", "-name", "guest=vms_training,debug-threads=on", "-S"]);
+        assert_eq!(vm(&libvirts, true).as_deref(), Some("vms/training"));
+        assert_eq!(vm(&libvirts, false).as_deref(), Some("vms_training"), "no VM of KubeVirt's");
+        assert_eq!(vm(&line(&["qemu", "-name", "mine"]), false).as_deref(), Some("mine"));
+        assert_eq!(vm(&line(&["qemu", "-uuid", "0f0e0d0c"]), true).as_deref(), Some("0f0e0d0c"));
+        assert_eq!(vm(&line(&["qemu", "-m", "2048"]), true), None);
     }
 
     #[test]

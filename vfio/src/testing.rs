@@ -20,7 +20,10 @@ use crate::inventory::{PCI_DRIVERS, device_path};
 use crate::kernel::{Kernel, KernelError};
 use crate::tree::{self, Node};
 
+mod library;
 mod vgpus;
+
+pub use library::MemoryLibrary;
 
 use vgpus::Board;
 
@@ -85,6 +88,21 @@ impl Machine {
             boards: self.boards.clone(),
             writes: Vec::new(),
             faults: BTreeMap::new(),
+        }
+    }
+
+    /// The library of its driver.
+    pub fn library(&self) -> MemoryLibrary {
+        let (root, boards) = (self.dir.path().to_owned(), self.boards.clone());
+        MemoryLibrary {
+            root,
+            boards,
+            acts: Vec::new(),
+            refuses: None,
+            silence: None,
+            active: Vec::new(),
+            says: BTreeMap::new(),
+            in_use: Vec::new(),
         }
     }
 

@@ -17,6 +17,8 @@ use crate::host::{self, Host};
 mod apply;
 mod framework;
 mod instances;
+mod library;
+mod mig;
 mod offers;
 mod plan;
 mod refusal;
@@ -24,10 +26,14 @@ mod sriov;
 mod types;
 mod uuid;
 
-pub use apply::{ApplyError, View, apply};
+pub use apply::{ApplyError, Asked, View, apply};
 pub use framework::{Framework, NoVgpu, framework};
 pub(crate) use instances::nodes;
 pub use instances::{TypeNames, Vgpu, listed_names, parents, part_ids, vgpu_holders, vgpus};
+pub use library::{
+    ActiveVgpu, GpuFacts, Library, LibraryFacts, MigAct, MigInstance, MigKind, MigMode, MigProfile, NoLibrary, Silence,
+    SilenceReason,
+};
 pub use plan::{Layout, VgpuStep, VgpuWorld, leave, plan};
 pub use refusal::VgpuRefusal;
 pub use types::{Shape, kind, mig_profile, shape};

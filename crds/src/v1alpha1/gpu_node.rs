@@ -274,6 +274,9 @@ pub struct Holder {
     /// UID of its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// The VM that it is: `namespace/name` of KubeVirt's, else as the hypervisor names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }
 
 /// Why a GPU cannot be brought into a mode, and the next step.
@@ -368,7 +371,7 @@ pub struct GPUUser {
     /// `namespace/name` of the virtual machine instance that it is the launcher of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmi: Option<String>,
-    /// PCI addresses.
+    /// PCI addresses; empty for one that has them by a `ResourceClaim`, which names none.
     pub gpus: Vec<String>,
 }
 
@@ -386,4 +389,6 @@ pub enum NodePhase {
     Switching,
     /// The agent refused; the old mode is back.
     Refused,
+    /// Its driver is being renewed, and what uses that is paused: see the node's `GPUTransition`.
+    Upgrading,
 }

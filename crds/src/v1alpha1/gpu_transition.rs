@@ -1,4 +1,5 @@
-//! `GPUTransition`: one node on its way from a mode to another, with the plan, who is affected, and the approval.
+//! `GPUTransition`: one node on its way from a mode to another, or from a driver to a newer one, with the plan, who is
+//! affected, and the approval.
 //!
 //! The operator creates it and removes it some time after the end. A person writes `spec.approved` and nothing else.
 
@@ -19,12 +20,13 @@ use crate::{WorkloadMode, schema};
     shortname = "gput",
     category = "gpu",
     status = "GPUTransitionStatus",
-    doc = "One node on its way from a workload mode to another.",
+    doc = "One node on its way from a workload mode to another, or from a driver to a newer one.",
     derive = "PartialEq",
     derive = "Default",
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.node"),
     printcolumn(name = "From", type_ = "string", json_path = ".spec.from"),
     printcolumn(name = "To", type_ = "string", json_path = ".spec.to"),
+    printcolumn(name = "Driver", type_ = "string", json_path = ".spec.driver.to"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
@@ -43,9 +45,13 @@ pub struct GPUTransitionSpec {
     /// The mode that the node leaves.
     #[schemars(extend("x-kubernetes-validations" = [schema::immutable("from")]))]
     pub from: WorkloadMode,
-    /// The mode that the node goes to.
+    /// The mode that the node goes to. The one that it leaves, where only its driver changes.
     #[schemars(extend("x-kubernetes-validations" = [schema::immutable("to")]))]
     pub to: WorkloadMode,
+    /// The driver that is renewed; unset where the mode changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [schema::immutable("driver")]))]
+    pub driver: Option<DriverRenewal>,
     /// Hash of `status.plan` and of the pods and VMs that it affects, lower-case hex.
     /// Whoever writes a new one removes `approved` in the same write.
     #[schemars(length(max = 64), regex(pattern = "^[0-9a-f]{8,64}$"))]
@@ -54,6 +60,26 @@ pub struct GPUTransitionSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub approved: Option<String>,
+}
+
+/// A driver's pod on its way to the newest revision of its DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DriverRenewal {
+    /// Name of the DaemonSet.
+    #[schemars(length(max = 253))]
+    pub daemon_set: String,
+    /// The image that the node leaves.
+    #[schemars(length(max = 1024))]
+    pub from: String,
+    /// The image that the node goes to.
+    #[schemars(length(max = 1024))]
+    pub to: String,
+    /// `controller-revision-hash` that the new pod has.
+    #[schemars(length(max = 63))]
+    pub revision: String,
+    /// The new pod has the very driver that is loaded, with the same settings: it stays, under whoever uses it.
+    pub same_driver: bool,
 }
 
 impl GPUTransitionSpec {

@@ -52,6 +52,9 @@ pub struct GPUVirtConfigSpec {
     pub evict: Evict,
     /// How many nodes change at a time.
     pub budget: Budget,
+    /// When changes of nodes may begin; without any, at any time. One that has begun goes on.
+    #[schemars(length(max = 32))]
+    pub maintenance_windows: Vec<MaintenanceWindow>,
     /// What is done in KubeVirt's own configuration.
     pub kubevirt: KubeVirt,
     /// Seconds between two looks of an agent at its node when no event has asked for one; jitter is added.
@@ -66,6 +69,7 @@ impl Default for GPUVirtConfigSpec {
             resource_aliases: Vec::new(),
             evict: Evict::default(),
             budget: Budget::default(),
+            maintenance_windows: Vec::new(),
             kubevirt: KubeVirt::default(),
             resync_seconds: 300,
         }
@@ -118,12 +122,52 @@ pub struct Budget {
     pub max_parallel: IntOrString,
     /// GPU nodes that may be unavailable at once, as a count or a share like `25%`, rounded up.
     pub max_unavailable: IntOrString,
+    /// Nodes whose driver upgrade has failed at which no further node begins one.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub halt_after_failures: u32,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
+        Self {
+            max_parallel: IntOrString::Int(1),
+            max_unavailable: IntOrString::String("25%".to_owned()),
+            halt_after_failures: 1,
+        }
     }
+}
+
+/// A time that comes again and again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MaintenanceWindow {
+    /// When it opens, in the five fields of a cron expression: minute, hour, day of month, month, day of week.
+    #[schemars(length(max = 128), regex(pattern = "^[0-9A-Za-z*,/#-]+( [0-9A-Za-z*,/#-]+){4}$"))]
+    pub schedule: String,
+    /// How long it is open, as in `4h` or `1h30m`; from 5 minutes to 168 hours.
+    #[schemars(
+        length(min = 2, max = 16),
+        regex(pattern = "^([0-9]+h)?([0-9]+m)?$"),
+        extend("x-kubernetes-validations" = [schema::rule(
+            "duration(self) >= duration('5m') && duration(self) <= duration('168h')",
+            "a window is open for 5m to 168h",
+        )])
+    )]
+    pub duration: String,
+    /// In the IANA database, as in `Europe/Berlin`.
+    #[serde(default = "utc")]
+    #[schemars(
+        length(min = 1, max = 64),
+        extend("x-kubernetes-validations" = [schema::rule(
+            "timestamp('2026-01-01T12:00:00Z').getFullYear(self) == 2026",
+            "this is no time zone of the IANA database, as Europe/Berlin is one",
+        )])
+    )]
+    pub time_zone: String,
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
 }
 
 /// What is done in KubeVirt's own configuration.

@@ -84,10 +84,39 @@ pub struct VgpuStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub types: Vec<VgpuTypeStatus>,
+    /// What the driver's library (NVML) says beyond that. Unset: it was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library: Option<VgpuLibrary>,
     /// What exists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub instances: Vec<VgpuInstance>,
+}
+
+/// What only the driver's library knows of a GPU. Unset is what it does not say, or what the board does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VgpuLibrary {
+    /// MIG mode, which has MIG-backed types only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<bool>,
+    /// Whether vGPUs may differ in framebuffer size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heterogeneous: Option<bool>,
+    /// Whether a display is connected or driven.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc: Option<bool>,
+    /// Profiles of its GPU instances, as in `1g.5gb`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_instances: Vec<String>,
+    /// Why it says nothing, or not all: one CamelCase word.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same for a person.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// How the host's driver makes vGPUs.
@@ -130,4 +159,7 @@ pub struct VgpuInstance {
     /// Who has it open, or was given it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
+    /// The VM that runs with it: `namespace/name` of KubeVirt's, or the id that the driver knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
 }

@@ -18,7 +18,11 @@ fn a_config_that_says_nothing_is_the_safe_one() {
     assert_eq!(config.spec.evict, Evict::Never);
     assert_eq!(
         config.spec.budget,
-        Budget { max_parallel: IntOrString::Int(1), max_unavailable: IntOrString::String("25%".to_owned()) }
+        Budget {
+            max_parallel: IntOrString::Int(1),
+            max_unavailable: IntOrString::String("25%".to_owned()),
+            halt_after_failures: 1,
+        }
     );
     assert_eq!(config.spec.kubevirt.mode, KubeVirtMode::Manage);
     assert_eq!(config.spec.resync_seconds, 300);

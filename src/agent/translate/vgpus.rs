@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use crds::{
     WorkloadMode,
-    v1alpha1::{Refusal, VgpuFramework, VgpuInstance, VgpuProgress, VgpuState, VgpuStatus, VgpuTypeStatus},
+    v1alpha1::{
+        Refusal, VgpuFramework, VgpuInstance, VgpuLibrary, VgpuProgress, VgpuState, VgpuStatus, VgpuTypeStatus,
+    },
 };
 use vfio::{
     Inventory, KernelError, PciAddress,
-    vgpu::{ApplyError, Framework, VgpuParent, VgpuRefusal, kind, parents},
+    vgpu::{ApplyError, Framework, LibraryFacts, SilenceReason, VgpuParent, VgpuRefusal, kind, parents},
 };
 
 use super::{Report, execution, failure, journal};
@@ -27,6 +29,7 @@ pub fn vgpu_failure(error: &ApplyError) -> Refusal {
         ApplyError::Bind(error) => return execution(error),
         ApplyError::Journal { source, .. } => return journal(source),
         ApplyError::NotVerified { .. } => "NotVerified",
+        ApplyError::Library { .. } => "LibraryRefused",
         ApplyError::Kernel { source: KernelError::Hung { .. }, .. } => "NeedsReboot",
         ApplyError::Kernel { source: KernelError::Refused { .. }, .. } => "KernelRefused",
         ApplyError::Kernel { source: KernelError::Module { .. }, .. } => "ModuleNotLoaded",
@@ -77,19 +80,45 @@ pub fn status(report: &Report<'_>, gpu: PciAddress) -> Option<VgpuStatus> {
         Framework::VendorVfio => (VgpuFramework::VendorVfio, String::new(), String::new()),
         Framework::None(why) => (VgpuFramework::None, why.reason().to_owned(), why.to_string()),
     };
+    let library = &report.observation.vgpus.library;
     let instances = found.instances.iter().map(|vgpu| VgpuInstance {
         id: vgpu.id.clone(),
         kind: vgpu.kind().unwrap_or("unknown").to_owned(),
         resource: offer::vgpu_resource(vgpu).ok().map(|name| name.as_str().to_owned()),
         parent: vgpu.parent.to_string(),
         holders: found.holders.get(&vgpu.id).into_iter().flatten().map(super::holder).collect(),
+        vm: {
+            let named = found.holders.get(&vgpu.id).into_iter().flatten().find_map(|holder| holder.vm.clone());
+            named.or_else(|| library.vm(&vgpu.id).map(str::to_owned))
+        },
     });
     Some(VgpuStatus {
         framework,
         reason,
         message,
         types: types(&report.observation.inventory, gpu),
+        library: told(library, gpu),
         instances: instances.collect(),
+    })
+}
+
+/// `None`: nobody has asked.
+fn told(library: &LibraryFacts, gpu: PciAddress) -> Option<VgpuLibrary> {
+    if let Some(silence) = &library.silence {
+        let (reason, message) = (silence.reason.word().to_owned(), silence.message.clone());
+        return Some(VgpuLibrary { reason, message, ..VgpuLibrary::default() });
+    }
+    let facts = library.gpus.get(&gpu)?;
+    let profile = |id: u32| facts.profiles.iter().find(|profile| profile.id == id).map(|profile| profile.name.as_str());
+    let failed = facts.error.as_ref().map(|_| SilenceReason::Failed.word().to_owned());
+    Some(VgpuLibrary {
+        mig: facts.mig.map(|mode| mode.on),
+        heterogeneous: facts.heterogeneous,
+        display: facts.display,
+        ecc: facts.ecc,
+        gpu_instances: facts.instances.iter().filter_map(|one| profile(one.profile)).map(str::to_owned).collect(),
+        reason: failed.unwrap_or_default(),
+        message: facts.error.clone().unwrap_or_default(),
     })
 }
 

@@ -253,7 +253,7 @@ impl<'a> Reported<'a> {
     }
 
     /// The agent has answered that it offers nothing any more.
-    fn withdrawn(&self) -> bool {
+    pub fn withdrawn(&self) -> bool {
         self.gpu_node.spec.advertise == Advertise::Withdrawn && self.answered() && self.agent.resources.is_empty()
     }
 

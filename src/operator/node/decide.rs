@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUNode, GPUNodeSpec, NodePhase},
+    v1alpha1::{Advertise, GPUNode, GPUNodeSpec, NodePhase},
 };
 
 use super::{
-    course::{Course, Reported},
+    course::{Course, Outcome, Reported},
     gates,
     mode::{Complaint, NodePolicy, effective},
     preflight::{Blocked, Findings},
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::operator::{
     owner,
-    transition::{Leave, Progress},
+    transition::{Leave, Pause, Progress, Underway},
     vgpu,
 };
 
@@ -44,6 +44,8 @@ pub struct Observed<'a> {
     pub layouts: Option<&'a vgpu::File>,
     /// Whether the node may leave the mode that it serves.
     pub leave: &'a Leave,
+    /// What is done to its driver now.
+    pub upgrade: Option<&'a Underway>,
     pub epoch: i64,
 }
 
@@ -53,6 +55,7 @@ pub struct OperandPod {
     pub name: String,
     /// The deploy keys that its DaemonSet selects nodes by.
     pub gates: BTreeSet<String>,
+    pub ready: bool,
 }
 
 /// What is to be written, and whether the node's operand pods must be watched for the next step.
@@ -164,11 +167,28 @@ fn present(node: &BTreeMap<String, String>, present: bool) -> BTreeMap<String, O
     }
 }
 
+/// A node that serves, while its driver is renewed.
+fn upgraded(outcome: Outcome, upgrade: Option<&Underway>) -> Outcome {
+    let Some(upgrade) = upgrade.filter(|upgrade| upgrade.disturbs() && outcome.phase == NodePhase::Steady) else {
+        return outcome;
+    };
+    let at = &upgrade.transition;
+    let advertise = match (upgrade.pause, outcome.mode) {
+        (Pause::On, Some(WorkloadMode::VmVgpu)) => Advertise::Withdrawn,
+        (Pause::On | Pause::Off | Pause::Keep, _) => outcome.advertise,
+    };
+    let readiness = Readiness::no("DriverUpgrade", format!("the node's driver is being renewed: {}", at.message));
+    Outcome { advertise, phase: NodePhase::Upgrading, readiness, ..outcome }
+}
+
 /// A node's labels and order on its course.
 fn decision(node: &Reported<'_>, course: Course, complaint: Option<Complaint>) -> Decision {
-    let watch_pods = node.watch_pods(&course);
-    let outcome = node.outcome(course);
+    let upgrade = node.observed.upgrade;
+    let watch_pods = node.watch_pods(&course) || upgrade.is_some_and(Underway::looks);
+    let outcome = upgraded(node.outcome(course), upgrade);
     let mut labels = gates::patch(node.observed.labels, &outcome.deploy);
+    let pause = upgrade.map_or(Pause::Off, |upgrade| upgrade.pause);
+    labels.extend(gates::pause(node.observed.labels, &outcome.deploy, pause));
     if node.observed.policy.driver {
         let driver = node.agent.host.driver.as_ref().map(|driver| driver.origin);
         labels.extend(gates::preinstalled(node.observed.labels, &outcome.deploy, driver));

@@ -10,7 +10,10 @@ use crds::{
     v1alpha1::{AgentFunction, DriverOrigin, HostFacts},
 };
 
-use crate::operator::host::{label_value, os_tag};
+use crate::operator::{
+    host::{label_value, os_tag},
+    transition::Pause,
+};
 
 /// What is run on vm-passthrough nodes: KubeVirt VMs, or Kata containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,6 +152,55 @@ pub fn preinstalled(
     Some((gate, Some(change.to_owned())))
 }
 
+/// Operands that use the driver, and leave before it is renewed (gpu-operator 26.7, k8s-driver-manager).
+const PAUSES: [&str; 11] = [
+    "client",
+    "container-toolkit",
+    "dcgm",
+    "dcgm-exporter",
+    "device-plugin",
+    "gpu-feature-discovery",
+    "mig-manager",
+    "operator-validator",
+    "sandbox-device-plugin",
+    "sandbox-validator",
+    "vgpu-device-manager",
+];
+
+/// Whether pods with this gate leave before the driver is renewed.
+pub fn pauses(gate: &str) -> bool {
+    gate.strip_prefix(labels::DEPLOY_PREFIX).is_some_and(|suffix| PAUSES.contains(&suffix))
+}
+
+/// Whether something is paused on the node.
+pub fn paused(node: &BTreeMap<String, String>) -> bool {
+    node.values().any(|value| value == labels::PAUSED_FOR_UPGRADE)
+}
+
+/// Whether the node still asks for something that pauses.
+pub fn runs_what_pauses(node: &BTreeMap<String, String>) -> bool {
+    node.iter().any(|(key, value)| pauses(key) && value == "true")
+}
+
+/// Label changes that pause the operands among `keys` that use the driver, or bring them back. Also those that somebody
+/// paused and never brought back: while nothing of ours is under way, nobody renews a driver.
+pub fn pause(
+    node: &BTreeMap<String, String>,
+    keys: &[String],
+    pause: Pause,
+) -> impl Iterator<Item = (String, Option<String>)> {
+    let change = move |key: &String| {
+        let value = node.get(key).map(String::as_str);
+        let to = match (pause, value) {
+            (Pause::On, None | Some("" | "true")) if pauses(key) => labels::PAUSED_FOR_UPGRADE,
+            (Pause::Off, Some(labels::PAUSED_FOR_UPGRADE)) => "true",
+            (Pause::On | Pause::Off | Pause::Keep, _) => return None,
+        };
+        Some((key.clone(), Some(to.to_owned())))
+    };
+    keys.iter().filter_map(change)
+}
+
 /// Agent functions that are off on this node: the admin has switched them off there, or the policy everywhere.
 pub fn disabled(node: &BTreeMap<String, String>, policy: &[AgentFunction]) -> Vec<AgentFunction> {
     [
@@ -277,6 +329,26 @@ mod tests {
         let labelled = node(&[(labels::OS, "ubuntu24.04"), (labels::KERNEL, "6.8.0_1")]);
         assert_eq!(host(&labelled, &ubuntu).count(), 0);
         assert_eq!(host(&labelled, &HostFacts::default()).count(), 0);
+    }
+
+    #[test]
+    fn what_uses_the_driver_pauses_while_that_is_renewed_and_an_admins_word_stays() {
+        let mut labels = applied(node(&[("nvidia.com/gpu.deploy.dcgm", "false")]), WorkloadMode::Container);
+        let keys = wanted(WorkloadMode::Container, SandboxMode::KubeVirt, &labels);
+        let changes: Vec<_> = pause(&labels, &keys, Pause::On).collect();
+        for (key, value) in changes {
+            labels.insert(key, value.expect("a value"));
+        }
+        let of = |suffix: &str| labels[&format!("{}{suffix}", labels::DEPLOY_PREFIX)].as_str();
+        assert_eq!([of("device-plugin"), of("operator-validator")], [labels::PAUSED_FOR_UPGRADE; 2]);
+        assert_eq!([of("driver"), of("node-status-exporter"), of("dcgm")], ["true", "true", "false"]);
+        assert!(paused(&labels) && !runs_what_pauses(&labels));
+        assert!(patch(&labels, &keys).is_empty(), "the mode's own labels leave it alone");
+        assert_eq!(pause(&labels, &keys, Pause::Keep).count(), 0);
+        for (key, value) in pause(&labels.clone(), &keys, Pause::Off) {
+            labels.insert(key, value.expect("a value"));
+        }
+        assert!(!paused(&labels) && runs_what_pauses(&labels));
     }
 
     #[test]

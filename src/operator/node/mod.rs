@@ -2,9 +2,11 @@
 //!
 //! [`decide`] says what to write; this file reads, writes and tells.
 
+mod claims;
 mod course;
 pub mod decide;
 pub mod gates;
+pub mod lodgers;
 pub mod mode;
 pub mod pods;
 mod preflight;
@@ -12,10 +14,11 @@ pub mod readiness;
 mod report;
 #[cfg(test)]
 mod tests;
+pub mod upgrade;
 pub mod users;
 mod vgpus;
 
-pub use self::preflight::{Blocked, InUse, Who};
+pub use self::preflight::{Blocked, Findings, InUse, Who};
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -44,12 +47,14 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use self::{
     decide::{Decision, Observed, Order, decide, standing},
+    lodgers::Lodgers,
     mode::NodePolicy,
     pods::NodePods,
     users::{UserNames, Users},
 };
 use super::{
-    transition::{self, Leave, Transitions},
+    drivers::Drivers,
+    transition::{self, Asks, Leave, Transitions, Underway},
     vgpu::Layouts,
     vmi::Instances,
     world::{NodeWork, World},
@@ -69,11 +74,15 @@ pub enum Error {
 /// Several nodes at a time, one piece of work a node.
 const CONCURRENCY: u16 = 16;
 const RETRY: Duration = Duration::from_secs(5);
+/// Between two looks at claims that a change waits for: nothing tells of their end.
+const CLAIMS: Duration = Duration::from_secs(10);
 
 pub struct Context {
     pub client: Client,
     pub world: World,
     pub pods: NodePods,
+    pub lodgers: Lodgers,
+    pub drivers: Arc<Drivers>,
     pub users: UserNames,
     pub instances: Arc<Instances>,
     pub layouts: Layouts,
@@ -136,7 +145,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         }
     };
     let pods = context.pods.get(&name);
-    let changes = mode::changes(node.labels(), &policy, gpu_node);
+    let changes = mode::changes(node.labels(), &policy, gpu_node) || context.transitions.renewal(&name).is_some();
     let (users, all_named) = users(&context, &name, gpu_node, changes).await;
     let layouts = policy.vgpu.as_ref().and_then(|source| context.layouts.get(source));
     let observed = Observed {
@@ -148,10 +157,24 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         users: &users,
         layouts: layouts.as_deref(),
         leave: &Leave::Free,
+        upgrade: None,
         epoch: context.epoch,
     };
-    let step = context.transitions.step(&node, standing(&observed).as_ref(), &policy.rules).await?;
-    let Decision { labels, order, watch_pods } = decide(&Observed { leave: &step.leave, ..observed });
+    let driver = context.drivers.of(&name, node.labels());
+    let lodgers = context.lodgers.get(&name);
+    let under_way = context.transitions.renewal(&name);
+    let ask = upgrade::ask(&observed, &driver, lodgers.as_deref(), node.annotations(), under_way.as_ref());
+    let standing = standing(&observed);
+    let asks = Asks { mode: standing.as_ref(), driver: &ask };
+    let step = context.transitions.step(&node, &asks, &policy.rules).await?;
+    let state = upgrade::label(&observed, &driver, &ask, step.upgrade.as_ref());
+    let observed = Observed { leave: &step.leave, upgrade: step.upgrade.as_ref(), ..observed };
+    let Decision { mut labels, order, watch_pods } = decide(&observed);
+    labels.extend(state);
+    match step.upgrade.as_ref().is_some_and(Underway::looks) {
+        true => context.lodgers.watch(&name),
+        false => context.lodgers.forget(&name),
+    }
     if watch_pods {
         context.pods.watch(&name);
     } else {
@@ -161,7 +184,8 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
-    let again = [step.again, (!all_named).then_some(RETRY)].into_iter().flatten().min();
+    let claimed = (changes && !users.claims.is_empty()).then_some(CLAIMS);
+    let again = [step.again, (!all_named).then_some(RETRY), claimed].into_iter().flatten().min();
     Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 

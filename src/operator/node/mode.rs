@@ -10,7 +10,11 @@ use crds::{
 use super::gates::SandboxMode;
 use crate::{
     cluster::events::Notice,
-    operator::{owner::Claim, transition::rules::Rules, vgpu},
+    operator::{
+        owner::Claim,
+        transition::{Upgrades, rules::Rules},
+        vgpu,
+    },
 };
 
 /// What the node controller needs to know of the ClusterPolicy.
@@ -35,6 +39,8 @@ pub struct NodePolicy {
     pub vgpu: Option<vgpu::LayoutSource>,
     /// How nodes change.
     pub rules: Rules,
+    /// How their drivers are renewed.
+    pub upgrades: Upgrades,
     /// `NVIDIADriver` objects that share the nodes among them; none where the policy brings the driver itself. Unset while
     /// they have not been listed.
     pub claims: Option<Vec<Claim>>,
@@ -54,6 +60,7 @@ impl NodePolicy {
             driver: false,
             vgpu: None,
             rules: Rules::default(),
+            upgrades: Upgrades::default(),
             claims: Some(Vec::new()),
         }
     }

@@ -31,7 +31,7 @@ impl NodePods {
     pub fn watch(&self, node: &str) {
         let config = watcher::Config::default().labels(labels::POLICY).fields(&format!("spec.nodeName={node}"));
         let (wake, name) = (self.wake.clone(), node.to_owned());
-        self.watches.watch(node, config, move || wake.node(NodeWork::One(name.clone())));
+        self.watches.watch(node, config, move |_| wake.node(NodeWork::One(name.clone())));
     }
 
     pub fn forget(&self, node: &str) {
@@ -39,9 +39,11 @@ impl NodePods {
     }
 }
 
-fn operand(pod: &Pod) -> OperandPod {
+pub fn operand(pod: &Pod) -> OperandPod {
     let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
     let gates: BTreeSet<String> =
         selector.into_iter().flat_map(|s| s.keys()).filter(|k| k.starts_with(labels::DEPLOY_PREFIX)).cloned().collect();
-    OperandPod { uid: pod.uid().unwrap_or_default(), name: pod.name_any(), gates }
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+    OperandPod { uid: pod.uid().unwrap_or_default(), name: pod.name_any(), gates, ready }
 }

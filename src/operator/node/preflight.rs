@@ -7,7 +7,7 @@ use crds::{
     v1alpha1::{AgentStatus, GPUStatus, Holder},
 };
 
-use super::users::Users;
+use super::{claims::Claimant, users::Users};
 
 /// Why a node cannot leave its mode, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,14 +85,52 @@ pub fn findings(
             match (&holder.pod, operands) {
                 (Some(pod), Some(operands)) if operands.contains(pod) => {}
                 (Some(_), None) => findings.needs_pods = true,
-                (Some(_), Some(_)) | (None, _) => findings.users.push(in_use(gpu, holder, desired, users)),
+                (Some(_), Some(_)) | (None, _) => findings.users.push(in_use(gpu, holder, desired.as_str(), users)),
             }
         }
+    }
+    // A claim names no address, and a change is of the whole node.
+    if agent.gpus.iter().any(|gpu| gpu.mode != Some(desired)) {
+        let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
+        let new = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
+        findings.users.extend(new.map(|claimant| claimed(claimant, desired)));
     }
     findings
 }
 
-fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users) -> InUse {
+fn claimed(claimant: &Claimant, desired: WorkloadMode) -> InUse {
+    let Claimant { pod, claim, devices, .. } = claimant;
+    let who = claimant.vmi.clone().map_or_else(|| Who::Pod(pod.clone()), Who::Vm);
+    let by = claimant.vmi.as_ref().map_or_else(|| format!("pod {pod}"), |vm| format!("VM {vm} (pod {pod})"));
+    let said = format!(
+        "device {} of ResourceClaim {claim} is allocated to {by}: {desired} begins by itself once that has ended",
+        devices.join(", ")
+    );
+    InUse { who, said }
+}
+
+/// Who has GPUs of this mode, whose driver is to be renewed. `operands` as above.
+pub fn drivers_users(
+    agent: &AgentStatus,
+    mode: WorkloadMode,
+    operands: Option<&BTreeSet<String>>,
+    users: &Users,
+) -> Vec<InUse> {
+    let mut found = Vec::new();
+    for gpu in agent.gpus.iter().filter(|gpu| gpu.mode == Some(mode)) {
+        let of_others = |holder: &&Holder| match (&holder.pod, operands) {
+            (Some(pod), Some(operands)) => !operands.contains(pod),
+            // By name it is a pod that has been given something of ours, and so no operand.
+            (Some(pod), None) => pod.contains('/'),
+            (None, _) => true,
+        };
+        found.extend(gpu.all_holders().filter(of_others).map(|holder| in_use(gpu, holder, "its new driver", users)));
+    }
+    found
+}
+
+/// `next`: what begins by itself afterwards.
+fn in_use(gpu: &GPUStatus, holder: &Holder, next: &str, users: &Users) -> InUse {
     let held = match (holder.pid, &holder.pod) {
         // The kubelet's word: nobody has opened it yet.
         (0, Some(pod)) => format!("allocated to pod {pod}"),
@@ -104,7 +142,7 @@ fn in_use(gpu: &GPUStatus, holder: &Holder, desired: WorkloadMode, users: &Users
         (None, Some(pod)) => (Who::Pod(pod.to_owned()), held),
         (None, None) => (Who::Process, held),
     };
-    InUse { who, said: format!("GPU {} is {held}: {desired} begins by itself once that has ended", gpu.address) }
+    InUse { who, said: format!("GPU {} is {held}: {next} begins by itself once that has ended", gpu.address) }
 }
 
 #[cfg(test)]
@@ -140,6 +178,7 @@ mod tests {
             command: "qemu".to_owned(),
             path: "/dev/nvidia0".to_owned(),
             pod: pod.map(str::to_owned),
+            vm: None,
         }];
         agent
     }
@@ -200,6 +239,27 @@ mod tests {
         let users = Users { list: vec![user], ..Users::default() };
         let message = blocked(preflight(&held_by(None), TO, None, &users)).message;
         assert!(message.contains("in use by VM vms/a, held by qemu (pid 4711)"), "{message}");
+    }
+
+    #[test]
+    fn a_pod_with_a_claim_blocks_and_is_named_with_it() {
+        let claimant = Claimant {
+            pod: "ml/train".to_owned(),
+            uid: "u-1".to_owned(),
+            vmi: None,
+            claim: "ml/one-gpu".to_owned(),
+            devices: vec!["gpu-0".to_owned()],
+        };
+        let users = Users { claims: vec![claimant.clone()], ..Users::default() };
+        let found = findings(&agent(), TO, None, &users).users;
+        assert_eq!(found[0].who, Who::Pod("ml/train".to_owned()));
+        assert!(found[0].said.contains("gpu-0 of ResourceClaim ml/one-gpu is allocated to pod ml/train"));
+        assert_eq!(preflight(&agent(), TO, Some(&["u-1".to_owned()].into()), &users), Preflight::Clear, "ours");
+        let users = Users { claims: vec![Claimant { vmi: Some("vms/a".to_owned()), ..claimant }], ..Users::default() };
+        assert_eq!(findings(&agent(), TO, None, &users).users[0].who, Who::Vm("vms/a".to_owned()));
+        let mut there = agent();
+        there.gpus[0].mode = Some(TO);
+        assert_eq!(preflight(&there, TO, None, &users), Preflight::Clear);
     }
 
     #[test]

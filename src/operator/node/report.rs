@@ -102,8 +102,12 @@ pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<N
         NodePhase::Steady if order.serving.is_some() && old.and_then(|o| o.serving) != order.serving => {
             notices.push(Notice::normal("ModeReached", "ChangeMode", format!("the node's GPUs are in {mode}")));
         }
-        NodePhase::Refused | NodePhase::Waiting | NodePhase::Withdrawing | NodePhase::Switching | NodePhase::Steady => {
-        }
+        NodePhase::Refused
+        | NodePhase::Waiting
+        | NodePhase::Withdrawing
+        | NodePhase::Switching
+        | NodePhase::Upgrading
+        | NodePhase::Steady => {}
     }
     notices
 }

@@ -9,9 +9,14 @@ use std::{
     sync::Mutex,
 };
 
-use crds::v1alpha1::{AgentStatus, GPUStatus, GPUUser};
+use crds::{
+    labels,
+    v1alpha1::{AgentStatus, GPUStatus, GPUUser},
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt, api::ListParams, core::PartialObjectMeta};
+
+use super::claims::{Claimant, Claims};
 
 /// Of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,8 @@ pub struct Users {
     pub names: BTreeMap<String, String>,
     /// Of virtual machines that a drain would wait for without end, a sentence each.
     pub blockers: Vec<String>,
+    /// Pods that have GPUs by a claim; only of a node that is to change.
+    pub claims: Vec<Claimant>,
 }
 
 impl Users {
@@ -52,11 +59,12 @@ pub struct UserNames {
     known: Mutex<HashMap<String, Launchers>>,
     /// By node: names of pods by UID; `None` for one that is no pod of the API server's.
     strangers: Mutex<HashMap<String, BTreeMap<String, Option<String>>>>,
+    claims: Claims,
 }
 
 impl UserNames {
     pub fn new(client: Client) -> Self {
-        Self { client, known: Mutex::default(), strangers: Mutex::default() }
+        Self { client, known: Mutex::default(), strangers: Mutex::default(), claims: Claims::default() }
     }
 
     /// And whether every pod could be asked about. `all`: also of pods that the agent knows by their UID only.
@@ -80,11 +88,34 @@ impl UserNames {
         let mut users = users(pods, &known);
         let uids = if all { strangers(agent, &users) } else { BTreeSet::new() };
         match self.lookup(node, uids).await {
-            Ok(names) => users.names.extend(names),
+            Ok(names) => {
+                users.list.extend(found(agent, &names));
+                users.names.extend(names);
+            }
             Err(error) => {
                 tracing::warn!(node, %error, "pods cannot be listed: those with a GPU stay unnamed");
                 complete = false;
             }
+        }
+        if all {
+            match self.claimants(node).await {
+                Ok(claims) => {
+                    let named: BTreeSet<String> = users.list.iter().map(|user| user.pod.clone()).collect();
+                    let new = claims.iter().filter(|claimant| !named.contains(&claimant.pod));
+                    users.list.extend(new.map(|claimant| GPUUser {
+                        pod: claimant.pod.clone(),
+                        vmi: claimant.vmi.clone(),
+                        gpus: Vec::new(),
+                    }));
+                    users.claims = claims;
+                }
+                Err(error) => {
+                    tracing::warn!(node, %error, "ResourceClaims cannot be listed: pods with one stay unknown");
+                    complete = false;
+                }
+            }
+        } else {
+            self.claims.forget(node);
         }
         if !known.is_empty() {
             self.known.lock().expect("names lock should not be poisoned").insert(node.to_owned(), known);
@@ -92,7 +123,15 @@ impl UserNames {
         (users, complete)
     }
 
-    /// One list for all that are new.
+    async fn claimants(&self, node: &str) -> Result<Vec<Claimant>, kube::Error> {
+        let mut claims = self.claims.of(&self.client, node).await?;
+        for claimant in &mut claims {
+            claimant.vmi = self.launcher(&claimant.pod).await?.instance;
+        }
+        Ok(claims)
+    }
+
+    /// One list for all that are new. Operands of ours are nobody's.
     async fn lookup(&self, node: &str, uids: BTreeSet<String>) -> Result<BTreeMap<String, String>, kube::Error> {
         let lock = || self.strangers.lock().expect("strangers lock should not be poisoned");
         let mut known = lock().remove(node).unwrap_or_default();
@@ -101,8 +140,8 @@ impl UserNames {
             let pods: Api<Pod> = Api::all(self.client.clone());
             let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
             let listed = pods.list_metadata(&there).await?;
-            let names: HashMap<String, String> =
-                listed.iter().filter_map(|pod| Some((pod.uid()?, named(pod)))).collect();
+            let users = listed.iter().filter(|pod| !pod.labels().contains_key(labels::POLICY));
+            let names: HashMap<String, String> = users.filter_map(|pod| Some((pod.uid()?, named(pod)))).collect();
             known = uids.into_iter().map(|uid| (uid.clone(), names.get(&uid).cloned())).collect();
         }
         let names = known.iter().filter_map(|(uid, name)| Some((uid.clone(), name.clone()?))).collect();
@@ -151,6 +190,20 @@ fn pods(agent: &AgentStatus) -> BTreeMap<String, Vec<String>> {
     pods
 }
 
+/// The same of pods that were looked up by their UIDs.
+fn found(agent: &AgentStatus, names: &BTreeMap<String, String>) -> Vec<GPUUser> {
+    let mut found: BTreeMap<&String, Vec<String>> = BTreeMap::new();
+    for gpu in &agent.gpus {
+        for name in gpu.all_holders().filter_map(|holder| names.get(holder.pod.as_ref()?)) {
+            let gpus = found.entry(name).or_default();
+            if !gpus.contains(&gpu.address) {
+                gpus.push(gpu.address.clone());
+            }
+        }
+    }
+    found.into_iter().map(|(pod, gpus)| GPUUser { pod: pod.clone(), vmi: None, gpus }).collect()
+}
+
 fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
     let named = |(pod, launcher): (&String, &Launcher)| Some((launcher.uid.clone()?, pod.clone()));
     let user = |(pod, gpus): (String, Vec<String>)| {
@@ -161,6 +214,7 @@ fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
         names: known.iter().filter_map(named).collect(),
         list: pods.into_iter().map(user).collect(),
         blockers: Vec::new(),
+        claims: Vec::new(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `GPUVirtConfig` `default`: made where there is none, so that the report per operand and mode has a place.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Mutex};
 
 use crds::{
+    conditions::Verdict,
     labels,
     v1alpha1::{CONFIG_NAME, GPUVirtConfig, GPUVirtConfigSpec},
 };
@@ -18,15 +19,40 @@ use super::{
     Context, Error,
     status::{Judgement, config_status},
 };
-use crate::{cluster::gone, operator::kubevirt::Wired};
+use crate::{
+    cluster::gone,
+    operator::{kubevirt::Wired, transition::windows::Windows},
+};
+
+/// The maintenance windows that could be read last: they count while those that are written cannot be.
+#[derive(Debug, Default)]
+pub struct LastWindows(Mutex<Option<Windows>>);
+
+impl LastWindows {
+    /// `decoded`: the object that they are from could be read at all.
+    pub(super) fn settle(&self, windows: &mut Windows, decoded: bool) {
+        let mut last = self.0.lock().expect("windows lock should not be poisoned");
+        match windows {
+            Windows::Always | Windows::During(_) if decoded => *last = Some(windows.clone()),
+            Windows::Always | Windows::During(_) | Windows::Unknown => {
+                *windows = last.clone().unwrap_or(Windows::Unknown);
+            }
+        }
+    }
+}
 
 /// The report. An object that does not decode is a problem of its own and is left alone.
-pub(super) async fn report(context: &Context, judgement: &Judgement, wired: &Wired) -> Result<(), Error> {
+pub(super) async fn report(
+    context: &Context,
+    judgement: &Judgement,
+    drivers: &Verdict,
+    wired: &Wired,
+) -> Result<(), Error> {
     // Its coming wakes the controller, and then it is written to.
     let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return create(context).await };
     let Ok(config) = &guarded.0 else { return Ok(()) };
     let now = Time(Timestamp::now());
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, wired, &now);
+    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, drivers, wired, &now);
     if config.status.as_ref() == Some(&status) {
         return Ok(());
     }
@@ -93,4 +119,25 @@ pub(super) async fn withdraw(context: &Context) -> Result<(), Error> {
 
 fn failed(source: kube::Error) -> Error {
     Error::Status { kind: "GPUVirtConfig", name: CONFIG_NAME.to_owned(), source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_that_cannot_be_read_leave_those_before_them_in_force() {
+        let last = LastWindows::default();
+        let settled = |mut windows: Windows, decoded: bool| {
+            last.settle(&mut windows, decoded);
+            windows
+        };
+        assert_eq!(settled(Windows::Unknown, true), Windows::Unknown, "nothing was before: none opens");
+        assert_eq!(settled(Windows::Always, false), Windows::Unknown, "an object that does not decode names none");
+        let some = Windows::During(Vec::new());
+        assert_eq!(settled(some.clone(), true), some);
+        assert_eq!(settled(Windows::Unknown, true), some);
+        assert_eq!(settled(Windows::Always, false), some);
+        assert_eq!(settled(Windows::Always, true), Windows::Always, "they were taken away");
+    }
 }

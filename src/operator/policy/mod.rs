@@ -39,19 +39,22 @@ use tokio::{
 };
 
 pub use self::{
-    build::{AGENT, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
+    config::LastWindows,
     facts::Runtimes,
-    metrics::Metrics,
+    metrics::{Metrics, Peer as PeerMetrics},
     nvidia_drivers::Watched as NVIDIADriverWatch,
     openshift::Watched as OpenShiftWatch,
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
+    metrics::Round,
     nvidia_drivers::Listed,
     status::{Facts, Judgement, judge},
     validate::validate,
 };
 use super::{
+    drivers::Drivers,
     kubevirt::{self, Wired, Wiring},
     node::mode::NodePolicy,
     pod_watches::PodWatches,
@@ -87,13 +90,16 @@ pub struct Context {
     pub runtimes: Runtimes,
     /// Pods of operands that are not ready.
     pub pods: PodWatches,
+    pub drivers: Arc<Drivers>,
     /// This controller's own call.
     pub due: Arc<Notify>,
     pub metrics: Metrics,
+    pub peer: PeerMetrics,
     /// Of the chart, if the operator was installed by it.
     pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
     pub openshift: OpenShiftWatch,
+    pub windows: LastWindows,
     /// Told to the node controller.
     pub node_policy: watch::Sender<Option<NodePolicy>>,
 }
@@ -117,7 +123,13 @@ const RETRY: Duration = Duration::from_secs(5);
 pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
     let due = context.due.clone();
     loop {
-        if let Err(error) = reconcile(&context, &nodes_due).await {
+        let round = reconcile(&context, &nodes_due).await;
+        match &round {
+            Ok(None) => {}
+            Ok(Some(round)) => context.peer.count(*round),
+            Err(_) => context.peer.count(Round::Failed),
+        }
+        if let Err(error) = round {
             tracing::warn!(error = crate::chain(&error), "policy not reconciled, trying again");
             tokio::select! {
                 () = sleep(RETRY) => {}
@@ -130,10 +142,11 @@ pub async fn run(context: Arc<Context>, nodes_due: impl Fn()) {
     }
 }
 
-async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error> {
+/// `None`: it is not known yet what there is to go by.
+async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Round>, Error> {
     // Whether a type is there is known a moment after the start, and wakes us then.
     if !(context.openshift.known() && context.nvidia_drivers.known()) {
-        return Ok(());
+        return Ok(None);
     }
     let Policies { active, ignored, undecodable } = policies(&context.world);
     for invalid in &undecodable {
@@ -143,10 +156,16 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
         let oldest = active.as_ref().map(ResourceExt::name_any).unwrap_or_default();
         ignore(context, policy, &oldest).await?;
     }
-    let config = dereference::config(&context.world).unwrap_or_default();
+    let config = dereference::config(&context.world);
     let listed = context.nvidia_drivers.list().await?;
     let drivers = listed.known();
-    let node_policy = active.as_ref().map(|policy| validate::node_policy(policy, &config, drivers.as_ref()));
+    let node_policy = active.as_ref().map(|policy| {
+        let known = config.clone().unwrap_or_default();
+        let mut policy = validate::node_policy(policy, &known, drivers.as_ref());
+        context.windows.settle(&mut policy.rules.windows, config.is_ok());
+        policy.upgrades.begin_in(&policy.rules.windows);
+        policy
+    });
     let changed = context.node_policy.send_if_modified(|current| {
         let differs = *current != node_policy;
         current.clone_from(&node_policy);
@@ -156,17 +175,20 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<(), Error
         nodes_due();
     }
     match active {
-        None => Ok(()),
-        Some(policy) if policy.metadata.deletion_timestamp.is_some() => teardown::teardown(context, &policy).await,
-        Some(policy) => serve(context, &policy, &listed).await,
+        None => Ok(Some(Round::NoPolicy)),
+        Some(policy) if policy.metadata.deletion_timestamp.is_some() => {
+            teardown::teardown(context, &policy).await.map(|()| Some(Round::NotReady))
+        }
+        Some(policy) => serve(context, &policy, &listed).await.map(Some),
     }
 }
 
-async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Result<(), Error> {
+async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Result<Round, Error> {
     teardown::ensure_finalizer(context, policy).await?;
     let dereferenced = dereference(&context.world);
     let config = dereferenced.config.clone().unwrap_or_default();
     let facts = facts::facts(context, &dereferenced, listed).await?;
+    context.peer.learn(&policy.spec, &facts);
     let mut validated = validate(policy, &config, &facts);
     let by_objects = validate::uses_objects(&policy.spec);
     validated.problems.extend(listed.problem(by_objects));
@@ -188,7 +210,10 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
         Ok(wired) => wired.clone(),
         Err(error) => Wired::Is(Verdict::no(kubevirt::WIRED, "NotWritten", crate::chain(error))),
     };
-    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    let upgrades = context.node_policy.borrow().as_ref().map(|policy| policy.upgrades.clone()).unwrap_or_default();
+    let current = context.drivers.verdict(&upgrades);
+    let mut verdicts =
+        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone(), current.clone()];
     verdicts.extend(wired.verdict().cloned());
     let monitored = validate::monitored(&policy.spec, &facts);
     let unasked = monitored.is_none().then_some(validate::MONITORED);
@@ -206,8 +231,9 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     )
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
-    config::report(context, &judgement, &wired).await?;
-    wiring.map(drop).map_err(Error::KubeVirt)
+    config::report(context, &judgement, &current, &wired).await?;
+    let round = if judgement.verdict.holds { Round::Ready } else { Round::NotReady };
+    wiring.map(|_| round).map_err(Error::KubeVirt)
 }
 
 fn judged(
@@ -251,7 +277,7 @@ fn look_at_pods(context: &Context, operands: &build::Operands, judgement: &Judge
             selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
         let due = context.due.clone();
         let config = watcher::Config::default().labels(&selector.join(","));
-        context.pods.watch(&set.name_any(), config, move || due.notify_one());
+        context.pods.watch(&set.name_any(), config, move |_| due.notify_one());
     }
     context.pods.forget_others(&waiting);
 }

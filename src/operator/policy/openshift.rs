@@ -120,6 +120,7 @@ fn read(version: Option<&Value>, proxy: Option<&Value>, toolkit: Option<&Value>)
         proxy: Proxy { http: proxied("httpProxy"), https: proxied("httpsProxy"), none: proxied("noProxy") },
         trusted_ca: proxy
             .is_some_and(|proxy| proxy["spec"]["trustedCA"]["name"].as_str().is_some_and(|n| !n.is_empty())),
+        stream: toolkit.is_some(),
         toolkits,
     }
 }

@@ -4,22 +4,27 @@ use crds::labels;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{EvictParams, Patch},
+    api::{DeleteParams, EvictParams, Patch, Preconditions},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::json;
 
 use super::state::Gate;
-use crate::cluster::{gone, merges};
+use crate::{
+    cluster::{gone, merges},
+    operator::drivers::Old,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("node {node} cannot be read")]
     ReadNode { node: String, source: Box<kube::Error> },
-    #[error("node {node} cannot be cordoned or uncordoned")]
+    #[error("node {node} cannot be cordoned, uncordoned or annotated")]
     Cordon { node: String, source: Box<kube::Error> },
     #[error("pod {pod} cannot be evicted")]
     Evict { pod: String, source: Box<kube::Error> },
+    #[error("driver pod {pod} cannot be renewed")]
+    Renew { pod: String, source: Box<kube::Error> },
     #[error("VM {vm} cannot be stopped")]
     Stop { vm: String, source: Box<kube::Error> },
 }
@@ -84,6 +89,29 @@ pub async fn evict(client: &Client, pod: &str) -> Result<Option<String>, Error> 
         Err(kube::Error::Api(status)) if status.code == 429 => Ok(Some(format!("pod {pod}: {}", status.message))),
         Err(source) => Err(Error::Evict { pod: pod.to_owned(), source: Box::new(source) }),
     }
+}
+
+/// Deletes this very pod, whose DaemonSet makes a new one. `Some` says who does not let it.
+pub async fn renew(client: &Client, namespace: &str, old: &Old) -> Result<Option<String>, Error> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let same = Preconditions { uid: old.uid.clone(), resource_version: None };
+    match pods.delete(&old.pod, &DeleteParams::default().preconditions(same)).await {
+        Ok(_) => Ok(None),
+        Err(error) if gone(&error) => Ok(None),
+        // The admission policy of pods whose vGPUs VMs have.
+        Err(kube::Error::Api(status)) if status.code == 422 || status.code == 403 => Ok(Some(status.message.clone())),
+        Err(source) => Err(Error::Renew { pod: old.pod.clone(), source: Box::new(source) }),
+    }
+}
+
+/// What asked for the renewal on the node has been followed.
+pub async fn answer(client: &Client, node: &str, uid: Option<String>, keys: &[&str]) -> Result<(), Error> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let annotations: serde_json::Map<String, serde_json::Value> =
+        keys.iter().map(|key| ((*key).to_owned(), serde_json::Value::Null)).collect();
+    write(client, node, &json!({"metadata": {"uid": uid, "annotations": annotations}})).await
 }
 
 /// Asks KubeVirt to stop the VM that an instance belongs to, as `virtctl stop` does. An instance is never deleted: one that

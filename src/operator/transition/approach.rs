@@ -3,11 +3,13 @@
 use crds::v1alpha1::TransitionPhase as Phase;
 
 use super::{
-    next::{EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
+    next::{DRAINING, EVICTION_TIMED_OUT, block, give_up, obstruction, take_back, why},
     passage::quiesced,
     rules::Cordon,
     state::{Action, Gate, Observed, Progress, Transition},
+    windows::Moment,
 };
+use crate::operator::node::Blocked;
 
 pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     let Observed { now, rules, .. } = observed;
@@ -28,8 +30,11 @@ pub(super) fn preflight(at: &Transition, observed: &Observed<'_>) -> (Transition
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
-    let waits = why("WaitingForSlot", "other nodes change first: the budget is used up");
-    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits), Action::Wait)
+    (at.enter(Phase::WaitForSlot, *now, Some(rules.patience.reminder), waits_for_slot()), Action::Wait)
+}
+
+fn waits_for_slot() -> Blocked {
+    why("WaitingForSlot", "other nodes change first: the budget is used up")
 }
 
 pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
@@ -40,8 +45,13 @@ pub(super) fn wait_for_slot(at: &Transition, observed: &Observed<'_>) -> (Transi
     if let Some(cause) = obstruction(observed).or_else(|| observed.held.clone()) {
         return block(at, observed, cause);
     }
+    let stays = |why: Blocked| Transition { reason: why.reason, message: why.message, ..again(at, observed) };
+    if let Moment::Closed { until, said } = rules.windows.at(*now) {
+        let waits = stays(why("OutsideMaintenanceWindow", said));
+        return (Transition { deadline: until.or(waits.deadline), ..waits }, Action::Wait);
+    }
     if !observed.slot {
-        return (again(at, observed), Action::Wait);
+        return (stays(observed.halted.clone().unwrap_or_else(waits_for_slot)), Action::Wait);
     }
     if affected.is_empty() && observed.awaited.is_empty() && rules.cordon == Cordon::WhenInUse {
         return quiesced(at, observed);
@@ -109,13 +119,27 @@ pub(super) fn evict(at: &Transition, observed: &Observed<'_>) -> (Transition, Ac
     if observed.affected.is_empty() {
         return quiesced(at, observed);
     }
-    if at.late(observed.now) {
-        let message = format!(
-            "still there after {} minutes: {}; look at their disruption budgets and finalizers",
-            observed.rules.patience.eviction.as_mins(),
-            observed.affected.names()
-        );
-        return give_up(at, observed, why(EVICTION_TIMED_OUT, message));
+    let drain = observed.rules.drain.filter(|_| at.reason != DRAINING);
+    match (at.late(observed.now), drain) {
+        (true, Some(patience)) => {
+            let names = observed.affected.names();
+            let why = why(DRAINING, format!("still there: {names}; all pods of the node are asked to leave"));
+            // A stay of its own: those that are asked now have their own time.
+            let left = Transition { since: observed.now, ..at.clone() };
+            (left.enter(Phase::Evict, observed.now, Some(patience), why), Action::Wait)
+        }
+        (true, None) => {
+            let message = format!(
+                "still there after {} minutes: {}; look at their disruption budgets and finalizers",
+                at.since.duration_until(observed.now).as_mins(),
+                observed.affected.names()
+            );
+            give_up(at, observed, why(EVICTION_TIMED_OUT, message))
+        }
+        (false, _) if at.reason == DRAINING => {
+            let message = format!("asked to leave: {}", observed.affected.names());
+            (Transition { message, ..at.clone() }, Action::Evict)
+        }
+        (false, _) => (evicting(at, observed), Action::Evict),
     }
-    (evicting(at, observed), Action::Evict)
 }

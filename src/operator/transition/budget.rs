@@ -37,6 +37,11 @@ impl Budget {
         answer
     }
 
+    /// Who has a place.
+    pub fn holders(&self) -> BTreeSet<String> {
+        self.0.lock().expect("budget lock should not be poisoned").clone()
+    }
+
     /// A node that is gone, or whose change is.
     pub fn free(&self, node: &str) -> bool {
         self.0.lock().expect("budget lock should not be poisoned").remove(node)

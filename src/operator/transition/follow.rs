@@ -1,28 +1,34 @@
 //! One node's change, carried on at each look at the node.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crds::{
     labels,
-    v1alpha1::{GPUNode, GPUTransition, NodePhase, TransitionPhase, TransitionStage},
+    v1alpha1::{DriverRenewal, GPUNode, GPUTransition, NodePhase, TransitionPhase},
 };
-use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{Client, Resource, ResourceExt, core::PartialObjectMeta, runtime::reflector::Store};
 
 use super::{
     act,
     budget::{Budget, Fleet},
+    errand::{Asks, Errand, Underway, addresses, affected, driver_first, of_driver, of_mode, over},
+    metrics::Metrics,
     next::{advance, why},
     object::{self, Objects},
     plan::{Affected, Change, plan},
     record,
-    rules::{Cordon, Patience, Rules},
-    state::{Action, Gate, Leave, Observed, Transition},
+    rules::{Cordon, Limits, Patience, Rules, Share},
+    state::{Action, Gate, Leave, Observed, Progress, Transition},
+    tell,
+    told::{HALTED, notice},
+    upgrade::Upgrade,
 };
 use crate::{
-    cluster::events::{Events, Notice},
+    cluster::events::Events,
     operator::{
-        node::{Blocked, InUse, Who, decide::Standing, reference},
+        drivers::Drivers,
+        node::{Blocked, reference, upgrade::Renewal},
         world::{Guarded, NodeWork, Wake, World},
     },
 };
@@ -44,27 +50,46 @@ type NodeMeta = PartialObjectMeta<Node>;
 
 pub struct Transitions {
     client: Client,
+    /// Of driver pods.
+    namespace: String,
     objects: Objects,
+    drivers: Arc<Drivers>,
     gpu_nodes: Store<Guarded<GPUNode>>,
     budget: Budget,
     events: Events,
     wake: Wake,
+    metrics: Metrics,
 }
 
 /// What a look at a node's change has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
+    /// Whether the node may leave its mode.
     pub leave: Leave,
+    /// What is done to its driver.
+    pub upgrade: Option<Underway>,
     /// When to look again if nothing happens.
     pub again: Option<Duration>,
 }
 
 impl Step {
-    const FREE: Self = Self { leave: Leave::Free, again: None };
+    const FREE: Self = Self::leaving(Leave::Free, None);
+
+    const fn leaving(leave: Leave, again: Option<Duration>) -> Self {
+        Self { leave, upgrade: None, again }
+    }
 }
 
 impl Transitions {
-    pub fn new(client: &Client, world: &World, events: Events, wake: &Wake) -> Self {
+    pub fn new(
+        client: &Client,
+        namespace: &str,
+        world: &World,
+        drivers: Arc<Drivers>,
+        events: Events,
+        wake: &Wake,
+        metrics: Metrics,
+    ) -> Self {
         let objects = Objects::new(client, world.transitions.clone());
         let budget = Budget::default();
         objects.for_each(|object| {
@@ -72,85 +97,112 @@ impl Transitions {
                 budget.occupy(&object.spec.node);
             }
         });
-        Self { client: client.clone(), objects, gpu_nodes: world.gpu_nodes.clone(), budget, events, wake: wake.clone() }
+        Self {
+            client: client.clone(),
+            namespace: namespace.to_owned(),
+            objects,
+            gpu_nodes: world.gpu_nodes.clone(),
+            drivers,
+            budget,
+            events,
+            wake: wake.clone(),
+            metrics,
+        }
     }
 
-    /// Carries the change of `node` on, begins one, or forgets one. `standing`: what there is to change there, if anything is.
-    pub async fn step(&self, node: &NodeMeta, standing: Option<&Standing>, rules: &Rules) -> Result<Step, Error> {
+    /// Carries the change of `node` on, begins one, or forgets one.
+    pub async fn step(&self, node: &NodeMeta, asks: &Asks<'_>, rules: &Rules) -> Result<Step, Error> {
         let name = node.name_any();
         let known = match self.objects.get(&name) {
             Ok(known) => known,
             Err(invalid) => {
                 tracing::warn!(node = name, error = %invalid, "GPUTransition does not decode: the node is left as it is");
                 let message = format!("GPUTransition {name} does not decode: delete it, and the change begins anew");
-                return Ok(Step { leave: Leave::Refused(why("InvalidGPUTransition", message)), again: None });
+                return Ok(Step::leaving(Leave::Refused(why("InvalidGPUTransition", message)), None));
             }
         };
-        let wanted = standing.and_then(|standing| {
-            let from = standing.serving.filter(|serving| *serving != standing.desired)?;
-            Some((from, standing))
-        });
-        let object = match (known, wanted) {
-            (Some(object), wanted) if !over(&object, wanted.map(|(_, standing)| standing)) => object,
-            (Some(object), Some(_)) => {
+        let object = match known {
+            Some(object) if !over(&object, asks) => object,
+            Some(object) if asks.any() => {
                 self.forget(&object).await?;
-                return Ok(Step { leave: Leave::Waits(begins()), again: Some(Duration::ZERO) });
+                return Ok(Step::leaving(Leave::Waits(begins()), Some(Duration::ZERO)));
             }
-            (Some(object), None) => return self.keep(node, &object).await,
-            (None, Some((from, standing))) => match self.begin(node, from, standing, rules).await? {
+            Some(object) => return self.keep(node, &object).await,
+            None if asks.any() => match self.begin(node, asks, rules).await? {
+                // A first look at it shows the node what begins.
+                Some(object) if object.spec.driver.is_some() => {
+                    return Ok(Step::leaving(Leave::Waits(begins()), Some(Duration::ZERO)));
+                }
                 Some(object) => object,
-                None => return Ok(Step { leave: Leave::Waits(begins()), again: Some(Duration::from_secs(1)) }),
+                None => return Ok(Step::leaving(Leave::Waits(begins()), Some(Duration::from_secs(1)))),
             },
-            (None, None) => {
+            None => {
                 if marked(node) {
                     act::uncordon(&self.client, &name, node.uid()).await?;
                 }
                 return Ok(Step::FREE);
             }
         };
-        self.carry_on(node, object, standing, rules).await
+        let before = record::read(&object, Timestamp::now(), &rules.patience);
+        let Some(driver) = object.spec.driver.clone() else {
+            let (_, step) = self.carry_on(node, &object, &before, &of_mode(&object, asks.mode, rules)).await?;
+            return Ok(step);
+        };
+        let fallback = Upgrade::default();
+        let Some(errand) = of_driver(&object, &driver, &before, asks, &fallback.rules) else {
+            let leave = driver_first(&before);
+            let upgrade = Some(Underway::new(before, &Progress::Looking, &driver, true));
+            return Ok(Step { upgrade, ..Step::leaving(leave, None) });
+        };
+        let ((after, turn), step) = self.carry_on(node, &object, &before, &errand).await?;
+        let leave = driver_first(&after);
+        let upgrade = Some(Underway::new(after, &errand.progress, &driver, turn));
+        Ok(Step { leave, upgrade, ..step })
     }
 
-    /// Writes down what is going to be done, and to whom, before anything is.
-    async fn begin(
-        &self,
-        node: &NodeMeta,
-        from: crds::WorkloadMode,
-        standing: &Standing,
-        rules: &Rules,
-    ) -> Result<Option<GPUTransition>, Error> {
+    /// Writes down what is going to be done, and to whom, before anything is. A change of the mode goes first.
+    async fn begin(&self, node: &NodeMeta, asks: &Asks<'_>, rules: &Rules) -> Result<Option<GPUTransition>, Error> {
         let name = node.name_any();
-        let affected = affected(&standing.findings.users);
-        let change = Change { node: &name, from, to: standing.desired, gpus: addresses(standing) };
+        let (change, affected, rules) = match (asks.mode(), asks.driver()) {
+            (Some((from, standing)), _) => {
+                let to = standing.desired;
+                let change = Change { node: &name, from, to, driver: None, gpus: addresses(standing) };
+                (change, affected(&standing.findings.users), rules)
+            }
+            (None, Some(Renewal { mode, driver, gpus, affected, upgrade, .. })) => {
+                let gpus = gpus.iter().map(String::as_str).collect();
+                let change = Change { node: &name, from: *mode, to: *mode, driver: Some(driver), gpus };
+                (change, affected.clone(), &upgrade.rules)
+            }
+            (None, None) => return Ok(None),
+        };
         let object = record::begin(&change, &plan(&change, &affected, cordons(rules, &affected)), node.owner_ref(&()));
         Ok(self.objects.create(&object).await?)
     }
 
+    /// Where the change is now, and whether it has its turn.
     async fn carry_on(
         &self,
         node: &NodeMeta,
-        object: GPUTransition,
-        standing: Option<&Standing>,
-        rules: &Rules,
-    ) -> Result<Step, Error> {
+        object: &GPUTransition,
+        before: &Transition,
+        errand: &Errand<'_>,
+    ) -> Result<((Transition, bool), Step), Error> {
         let name = node.name_any();
         let now = Timestamp::now();
-        let before = record::read(&object, now, &rules.patience);
-        let affected = standing.map(|standing| affected(&standing.findings.users)).unwrap_or_default();
-        let change = Change {
-            node: &name,
-            from: object.spec.from,
-            to: object.spec.to,
-            gpus: standing.map(addresses).unwrap_or_default(),
-        };
-        let plan = plan(&change, &affected, cordons(rules, &affected));
-        let wanted = standing.filter(|standing| standing.desired == object.spec.to);
-        let object = match wanted.is_some() && !before.switched && plan.hash != object.spec.plan_hash {
-            true => match self.objects.plan_anew(&object, &plan).await? {
+        let Errand { rules, affected, wanted, .. } = errand;
+        let stays = |turn: bool| ((before.clone(), turn), Step::leaving(before.leave(), None));
+        if errand.blind(before.phase) {
+            return Ok(stays(true));
+        }
+        let plan = plan(&errand.change, affected, cordons(rules, affected));
+        let replan = *wanted && errand.looked && !before.switched && plan.hash != object.spec.plan_hash;
+        let object = match replan {
+            true => match self.objects.plan_anew(object, &plan).await? {
                 Some(object) => object,
-                None => return Ok(Step { leave: before.leave(), again: None }),
+                None => return Ok(stays(true)),
             },
-            false => object,
+            false => object.clone(),
         };
         let gate = match (before.phase, marked(node)) {
             (TransitionPhase::Cordon, marked) => act::gate(&self.client, &name, marked).await?,
@@ -159,55 +211,111 @@ impl Transitions {
             (_, false) => Gate::Open,
         };
         let held = held(node);
-        let look = |slot: bool| {
+        let occupied = before.occupies();
+        let halted = errand.renewal.filter(|_| !occupied).and_then(|renewal| self.halted(&name, renewal));
+        let look = |free: bool| {
+            let slot = free && (halted.is_none() || occupied);
+            // Its turn has come; who would be affected is found out first.
+            if before.phase == TransitionPhase::WaitForSlot && slot && *wanted && !errand.looked {
+                return ((vec![before.clone()], Action::Wait, true), false);
+            }
             let observed = Observed {
                 now,
                 rules,
-                wanted: wanted.is_some(),
+                wanted: *wanted,
                 held: held.clone(),
-                obstacle: wanted.and_then(|standing| standing.findings.obstacle.clone()),
-                affected: &affected,
-                awaited: &[],
+                obstacle: errand.obstacle.clone(),
+                affected,
+                awaited: errand.awaited,
                 approved: object.spec.is_approved(),
-                slot,
+                slot: slot && errand.looked,
+                halted: halted.clone(),
                 gate,
-                progress: wanted.map_or(super::Progress::Looking, |standing| standing.progress.clone()),
+                progress: errand.progress.clone(),
             };
-            let (path, action) = advance(&before, &observed);
-            let occupies = path.last().is_some_and(Transition::occupies);
-            ((path, action), occupies)
+            let (path, action) = advance(before, &observed);
+            let takes = path.last().is_some_and(Transition::occupies);
+            ((path, action, slot), takes)
         };
-        let occupied = before.occupies();
-        let (path, action) = self.budget.with_place(&name, &rules.limits, || self.fleet(), look);
-        let Some(after) = path.last().cloned() else { return Ok(Step::FREE) };
-        let status = record::status(&object, &path, &plan, &affected);
+        let limits = self.limits(errand, occupied);
+        let (path, action, turn) = self.budget.with_place(&name, &limits, || self.fleet(), look);
+        let Some(after) = path.last().cloned() else { return Ok(stays(turn)) };
+        let status = record::status(&object, &path, &plan, affected);
         if object.status.as_ref() != Some(&status) && self.objects.write(&object, &status).await?.is_none() {
-            return Ok(Step { leave: before.leave(), again: None });
+            return Ok(stays(turn));
         }
-        self.tell(node, &before, &after).await;
-        if occupied && !after.occupies() {
+        self.metrics.passed(&object, &path);
+        if let Some(notice) = notice(object.spec.driver.is_some(), before, &after) {
+            self.events.publish(&notice, &reference(node)).await;
+        }
+        tell::tell(&self.client, &self.events, &object, before, &after, affected).await;
+        let gave_way = before.phase == TransitionPhase::WaitForSlot && after.phase != TransitionPhase::WaitForSlot;
+        if gave_way || (occupied && !after.occupies()) {
             self.wake_next(&name);
         }
-        let asked = self.act(node, action, &affected).await?;
+        let asked = self.act(node, action, errand).await?;
         let due = after.deadline.map(|deadline| Duration::try_from(deadline - now).unwrap_or(Duration::ZERO));
         let again = if asked { Some(ASK_AGAIN) } else { due.map(|due| due + Duration::from_millis(1)) };
-        Ok(Step { leave: after.leave(), again })
+        let leave = after.leave();
+        Ok(((after, turn), Step::leaving(leave, again)))
+    }
+
+    /// The first node that gets a new driver has to serve with it before others follow.
+    fn limits(&self, errand: &Errand<'_>, occupied: bool) -> Limits {
+        let limits = errand.rules.limits;
+        let Some(renewal) = errand.renewal.filter(|_| !occupied) else { return limits };
+        match self.drivers.proven(&renewal.driver, &self.budget.holders()) {
+            true => limits,
+            false => Limits { parallel: Share::Count(1), ..limits },
+        }
+    }
+
+    /// Why no further node gets this driver.
+    fn halted(&self, node: &str, renewal: &Renewal) -> Option<Blocked> {
+        let mut failed = Vec::new();
+        self.objects.for_each(|object| {
+            let same = object.spec.driver.as_ref().is_some_and(|d| d.revision == renewal.driver.revision);
+            let status = object.status.as_ref().filter(|_| same && object.spec.node != node);
+            let failure = status.filter(|status| {
+                status.phase == TransitionPhase::Failed || status.phase == TransitionPhase::Blocked && status.switched
+            });
+            failed.extend(failure.map(|status| format!("{}: {}", object.spec.node, status.message)));
+        });
+        failed.sort();
+        (failed.len() >= renewal.upgrade.halt_after).then(|| {
+            let message = format!(
+                "the upgrade has failed on {} node(s), and no further one begins: {}; mend them or choose another version (GPUVirtConfig budget.haltAfterFailures)",
+                failed.len(),
+                failed.iter().take(3).cloned().collect::<Vec<_>>().join("; ")
+            );
+            why(HALTED, message)
+        })
     }
 
     /// Whether the action has to be asked for again.
-    async fn act(&self, node: &NodeMeta, action: Action, affected: &Affected) -> Result<bool, Error> {
+    async fn act(&self, node: &NodeMeta, action: Action, errand: &Errand<'_>) -> Result<bool, Error> {
         let name = node.name_any();
         match action {
             Action::Wait => return Ok(false),
+            Action::Renew => {
+                let Some(renewal) = errand.renewal else { return Ok(false) };
+                if let Some(old) = &renewal.old
+                    && let Some(refusal) = act::renew(&self.client, &self.namespace, old).await?
+                {
+                    tracing::warn!(node = name, refusal, "driver pod not renewed");
+                    return Ok(true);
+                }
+                act::answer(&self.client, &name, node.uid(), &renewal.asked).await?;
+            }
             Action::Cordon => act::cordon(&self.client, &name, &name).await?,
             Action::Uncordon => act::uncordon(&self.client, &name, node.uid()).await?,
             Action::Evict => {
-                for pod in &affected.pods {
+                for pod in &errand.affected.pods {
                     if let Some(refusal) = act::evict(&self.client, pod).await? {
                         tracing::info!(node = name, refusal, "eviction refused, asking again");
                     }
                 }
-                for vm in &affected.vms {
+                for vm in &errand.affected.vms {
                     if let Some(refusal) = act::stop(&self.client, vm).await? {
                         tracing::warn!(node = name, refusal, "VM not stopped");
                     }
@@ -215,6 +323,14 @@ impl Transitions {
             }
         }
         Ok(true)
+    }
+
+    /// The driver's renewal that the node is at, and whether the old pod has been told to go.
+    pub fn renewal(&self, node: &str) -> Option<(DriverRenewal, bool)> {
+        let object = self.objects.get(node).ok()??;
+        let status = object.status.unwrap_or_default();
+        let done = status.phase == TransitionPhase::Done;
+        object.spec.driver.filter(|_| !done).map(|driver| (driver, status.switched))
     }
 
     async fn forget(&self, object: &GPUTransition) -> Result<(), Error> {
@@ -237,96 +353,49 @@ impl Transitions {
         if marked(node) {
             act::uncordon(&self.client, &node.name_any(), node.uid()).await?;
         }
-        Ok(Step { leave: Leave::Free, again: Some(KEPT.saturating_sub(age)) })
+        Ok(Step::leaving(Leave::Free, Some(KEPT.saturating_sub(age))))
     }
 
     /// A node whose change ended, or that is well again, makes place for the one that has waited longest.
     pub fn wake_next(&self, but: &str) {
-        let mut longest = None;
+        // Modes and drivers have limits of their own.
+        let mut longest: [Option<(Option<Time>, String)>; 2] = [None, None];
         self.objects.for_each(|object| {
             let phase = object.status.as_ref().map(|status| status.phase);
             if phase == Some(TransitionPhase::WaitForSlot) && object.spec.node != but {
                 let since = (object.metadata.creation_timestamp.clone(), object.spec.node.clone());
+                let longest = &mut longest[usize::from(object.spec.driver.is_some())];
                 if longest.as_ref().is_none_or(|longest| since < *longest) {
-                    longest = Some(since);
+                    *longest = Some(since);
                 }
             }
         });
-        if let Some((_, node)) = longest {
+        for (_, node) in longest.into_iter().flatten() {
             self.wake.node(NodeWork::One(node));
         }
     }
 
     fn fleet(&self) -> Fleet {
         let all = self.gpu_nodes.state();
-        let operators = all.iter().filter_map(|guarded| guarded.0.as_ref().ok()?.status.as_ref()?.operator.as_ref());
-        let down = |operator: &&crds::v1alpha1::OperatorStatus| {
+        Fleet { nodes: all.len(), ..fleet(all.iter().filter_map(|guarded| guarded.0.as_ref().ok())) }
+    }
+}
+
+/// Of these GPU nodes.
+pub(super) fn fleet<'a>(nodes: impl Iterator<Item = &'a GPUNode>) -> Fleet {
+    let mut fleet = Fleet { nodes: 0, unready: 0 };
+    for node in nodes {
+        fleet.nodes += 1;
+        let operator = node.status.as_ref().and_then(|status| status.operator.as_ref());
+        let down = operator.is_some_and(|operator| {
             operator.phase == NodePhase::Steady && operator.ready != "True" && operator.desired == operator.serving
-        };
-        Fleet { nodes: all.len(), unready: operators.filter(down).count() }
+        });
+        fleet.unready += usize::from(down);
     }
-
-    async fn tell(&self, node: &NodeMeta, before: &Transition, after: &Transition) {
-        if before.phase == after.phase {
-            return;
-        }
-        let message = after.message.clone();
-        let notice = match (after.phase, after.phase.stage()) {
-            (TransitionPhase::WaitForSlot, _) => Notice::normal("ModeChangeWaiting", "ChangeMode", message),
-            (TransitionPhase::Failed, _) => Notice::warning("ModeChangeFailed", "ChangeMode", message),
-            (_, TransitionStage::Approach) if after.phase != TransitionPhase::Preflight => {
-                Notice::normal("ModeChangeEvicting", "ChangeMode", message)
-            }
-            // The node controller tells of these.
-            (
-                _,
-                TransitionStage::Approach
-                | TransitionStage::Passage
-                | TransitionStage::Stopped
-                | TransitionStage::Ended,
-            ) => {
-                return;
-            }
-        };
-        self.events.publish(&notice, &reference(node)).await;
-    }
+    fleet
 }
 
-/// Whether the object is about something that is no more.
-fn over(object: &GPUTransition, standing: Option<&Standing>) -> bool {
-    let Some(status) = &object.status else { return false };
-    let same = standing
-        .is_some_and(|standing| (standing.serving, standing.desired) == (Some(object.spec.from), object.spec.to));
-    match status.phase.stage() {
-        // A node that failed goes on trying for as long as it is asked to.
-        TransitionStage::Ended => status.phase == TransitionPhase::Done || !same,
-        TransitionStage::Approach | TransitionStage::Passage | TransitionStage::Stopped => false,
-    }
-}
-
-fn affected(users: &[InUse]) -> Affected {
-    let mut affected = Affected::default();
-    for InUse { who, said } in users {
-        let (list, name) = match who {
-            Who::Vm(vm) => (&mut affected.vms, vm),
-            Who::Pod(pod) => (&mut affected.pods, pod),
-            Who::Process => (&mut affected.others, said),
-        };
-        if !list.contains(name) {
-            list.push(name.clone());
-        }
-        if affected.said.is_empty() {
-            affected.said.clone_from(said);
-        }
-    }
-    affected
-}
-
-fn addresses(standing: &Standing) -> Vec<&str> {
-    standing.away.iter().map(String::as_str).collect()
-}
-
-fn cordons(rules: &Rules, affected: &Affected) -> bool {
+pub(super) fn cordons(rules: &Rules, affected: &Affected) -> bool {
     rules.cordon == Cordon::Always || !affected.is_empty()
 }
 
@@ -335,7 +404,7 @@ fn marked(node: &NodeMeta) -> bool {
 }
 
 /// What a person has written on the node.
-fn held(node: &NodeMeta) -> Option<Blocked> {
+pub(super) fn held(node: &NodeMeta) -> Option<Blocked> {
     let says = |key: &str| node.annotations().get(key).is_some_and(|value| value == "true");
     let held = |reason: &str, key: &str, what: &str| {
         let message = format!("annotation {key}=true on the node {what}; remove it, and the change goes on");

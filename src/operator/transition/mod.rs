@@ -11,19 +11,32 @@
 mod act;
 mod approach;
 mod budget;
+mod errand;
 mod follow;
 mod latest;
+mod metrics;
 mod next;
 mod object;
 mod passage;
 mod plan;
+pub mod preview;
 mod record;
 pub mod rules;
 mod state;
+mod tell;
 #[cfg(test)]
 mod tests;
+mod told;
+mod upgrade;
+pub mod windows;
 
 pub use self::{
+    errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},
-    state::{Leave, Progress},
+    metrics::Metrics,
+    next::{DRAINING, EVICTION_TIMED_OUT},
+    plan::Affected,
+    state::{Leave, Progress, Transition},
+    told::HALTED,
+    upgrade::{Unusable, Upgrade, Upgrades},
 };

@@ -6,7 +6,7 @@ use crds::v1alpha1::{Evict, TransitionPhase as Phase};
 
 use super::{
     approach::{cordon, evict, preflight, wait_for_slot, wait_for_users},
-    passage::{advertise, quiesce, quiesced, switch, uncordon, verify},
+    passage::{advertise, after_failure, fail, quiesce, quiesced, switch, uncordon, verify},
     plan::Affected,
     state::{Action, Gate, Observed, Progress, Transition},
 };
@@ -15,7 +15,9 @@ use crate::operator::node::Blocked;
 /// More phases than there are are not passed in one look.
 const LONGEST: usize = 13;
 
-pub(super) const EVICTION_TIMED_OUT: &str = "EvictionTimedOut";
+pub const EVICTION_TIMED_OUT: &str = "EvictionTimedOut";
+/// Reason in `Evict` once all pods of the node are asked to leave.
+pub const DRAINING: &str = "Draining";
 
 pub(super) fn why(reason: &str, message: impl Into<String>) -> Blocked {
     Blocked { reason: reason.to_owned(), message: message.into() }
@@ -35,7 +37,8 @@ pub fn next(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
         Phase::Advertise => advertise(at, observed),
         Phase::Uncordon => uncordon(at, observed),
         Phase::Blocked => blocked(at, observed),
-        Phase::Done | Phase::Failed => (at.clone(), open_again(observed)),
+        Phase::Done => (at.clone(), open_again(observed)),
+        Phase::Failed => failed(at, observed),
     }
 }
 
@@ -67,7 +70,7 @@ pub(super) fn obstruction(observed: &Observed<'_>) -> Option<Blocked> {
         return in_use();
     }
     // The order would be stopped again at once, by something that is no user.
-    if let Progress::Refused(cause) = &observed.progress
+    if let Progress::Refused(cause) | Progress::Broken(cause) = &observed.progress
         && observed.affected.is_empty()
     {
         return Some(cause.clone());
@@ -116,13 +119,32 @@ pub(super) fn open_again(observed: &Observed<'_>) -> Action {
     }
 }
 
+/// What failed may still come to serve: then it is as good as done.
+fn failed(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
+    match &observed.progress {
+        Progress::Reached { unready: None } if at.switched && observed.wanted => {
+            let serves = why("Recovered", "it serves after all");
+            let patience = observed.rules.patience.answer;
+            (at.enter(Phase::Uncordon, observed.now, Some(patience), serves), Action::Wait)
+        }
+        Progress::Looking
+        | Progress::Old { .. }
+        | Progress::Replaceable
+        | Progress::Switching { .. }
+        | Progress::Refused(_)
+        | Progress::Broken(_)
+        | Progress::Reached { .. } => (at.clone(), after_failure(at, observed)),
+    }
+}
+
 fn blocked(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     if !observed.wanted {
         return take_back(at, observed);
     }
     if at.switched {
         return match &observed.progress {
-            Progress::Reached { .. } | Progress::Switching { .. } => quiesced(at, observed),
+            Progress::Reached { .. } | Progress::Switching { .. } | Progress::Replaceable => quiesced(at, observed),
+            Progress::Broken(cause) => fail(at, observed, cause.clone()),
             Progress::Refused(cause) => block(at, observed, cause.clone()),
             // The order has brought the old mode back: it is as if nothing had begun.
             Progress::Old { .. } | Progress::Looking => {

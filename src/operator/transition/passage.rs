@@ -4,6 +4,7 @@ use crds::v1alpha1::TransitionPhase as Phase;
 
 use super::{
     next::{block, give_up, open_again, take_back, why},
+    rules::Cordon,
     state::{Action, Observed, Progress, Transition},
 };
 use crate::operator::node::Blocked;
@@ -18,13 +19,16 @@ pub(super) fn quiesce(at: &Transition, observed: &Observed<'_>) -> (Transition, 
         return take_back(at, observed);
     }
     match &observed.progress {
-        Progress::Refused(cause) => block(at, observed, cause.clone()),
+        Progress::Refused(cause) | Progress::Broken(cause) => block(at, observed, cause.clone()),
         Progress::Looking | Progress::Old { .. } if at.late(observed.now) => {
             let left = match &observed.progress {
                 Progress::Old { waiting_for } => waiting_for.as_str(),
-                Progress::Looking | Progress::Switching { .. } | Progress::Refused(_) | Progress::Reached { .. } => {
-                    "the list of this node's pods"
-                }
+                Progress::Looking
+                | Progress::Replaceable
+                | Progress::Switching { .. }
+                | Progress::Refused(_)
+                | Progress::Broken(_)
+                | Progress::Reached { .. } => "the list of this node's pods",
             };
             give_up(at, observed, why("QuiesceTimedOut", format!("the old mode does not leave: waiting for {left}")))
         }
@@ -33,13 +37,16 @@ pub(super) fn quiesce(at: &Transition, observed: &Observed<'_>) -> (Transition, 
             let leaves = why("Withdrawing", format!("waiting for {waiting_for}"));
             (at.enter(Phase::Quiesce, observed.now, Some(observed.rules.patience.quiesce), leaves), Action::Wait)
         }
+        Progress::Replaceable => switches(at, observed, why("Renewing", "the driver's pod is being renewed")),
         Progress::Switching { .. } | Progress::Reached { .. } => {
-            let asked = why("Switching", "the agent has been asked for the new mode");
-            let patience = observed.rules.patience.switch;
-            let then = at.enter(Phase::Switch, observed.now, Some(patience), asked);
-            (Transition { switched: true, ..then }, Action::Wait)
+            switches(at, observed, why("Switching", "the agent has been asked for the new mode"))
         }
     }
+}
+
+fn switches(at: &Transition, observed: &Observed<'_>, asked: Blocked) -> (Transition, Action) {
+    let then = at.enter(Phase::Switch, observed.now, Some(observed.rules.patience.switch), asked);
+    (Transition { switched: true, ..then }, Action::Wait)
 }
 
 pub(super) fn switch(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
@@ -49,19 +56,24 @@ pub(super) fn switch(at: &Transition, observed: &Observed<'_>) -> (Transition, A
     }
     match &observed.progress {
         Progress::Refused(cause) => block(at, observed, cause.clone()),
+        Progress::Broken(cause) => fail(at, observed, cause.clone()),
         Progress::Reached { .. } => {
-            let shows = why("Verifying", "the kernel shows the new mode on every GPU");
+            let shows = why("Verifying", "what was asked for is there: it is being checked");
             (at.enter(Phase::Verify, *now, Some(rules.patience.answer), shows), Action::Wait)
         }
-        Progress::Looking | Progress::Old { .. } | Progress::Switching { .. } if at.late(*now) => {
+        Progress::Looking | Progress::Old { .. } | Progress::Replaceable | Progress::Switching { .. }
+            if at.late(*now) =>
+        {
             let message = "the agent does not get there: see its log and GPUNode.status.agent";
             give_up(at, observed, why("SwitchTimedOut", message))
         }
+        // Asked for again until the old pod has gone; never under somebody.
+        Progress::Replaceable if observed.affected.is_empty() => (at.clone(), Action::Renew),
         Progress::Switching { message } => {
             let asked = why("Switching", message.clone());
             (at.enter(Phase::Switch, *now, Some(rules.patience.switch), asked), Action::Wait)
         }
-        Progress::Looking | Progress::Old { .. } => (at.clone(), Action::Wait),
+        Progress::Looking | Progress::Old { .. } | Progress::Replaceable => (at.clone(), Action::Wait),
     }
 }
 
@@ -75,9 +87,12 @@ pub(super) fn verify(at: &Transition, observed: &Observed<'_>) -> (Transition, A
             let patience = observed.rules.patience.serve;
             (at.enter(Phase::Advertise, observed.now, Some(patience), appears), Action::Wait)
         }
-        Progress::Looking | Progress::Old { .. } | Progress::Switching { .. } | Progress::Refused(_) => {
-            fell_back(at, observed)
-        }
+        Progress::Broken(cause) => fail(at, observed, cause.clone()),
+        Progress::Looking
+        | Progress::Old { .. }
+        | Progress::Replaceable
+        | Progress::Switching { .. }
+        | Progress::Refused(_) => fell_back(at, observed),
     }
 }
 
@@ -103,16 +118,27 @@ pub(super) fn advertise(at: &Transition, observed: &Observed<'_>) -> (Transition
         Progress::Reached { unready: Some(cause) } => {
             (at.enter(Phase::Advertise, *now, Some(rules.patience.serve), cause.clone()), Action::Wait)
         }
-        Progress::Looking | Progress::Old { .. } | Progress::Switching { .. } | Progress::Refused(_) => {
-            fell_back(at, observed)
-        }
+        Progress::Broken(cause) => fail(at, observed, cause.clone()),
+        Progress::Looking
+        | Progress::Old { .. }
+        | Progress::Replaceable
+        | Progress::Switching { .. }
+        | Progress::Refused(_) => fell_back(at, observed),
     }
 }
 
 pub(super) fn fail(at: &Transition, observed: &Observed<'_>, cause: Blocked) -> (Transition, Action) {
     let then = at.enter(Phase::Failed, observed.now, None, cause);
-    let action = open_again(observed);
+    let action = after_failure(&then, observed);
     (then, action)
+}
+
+/// A node without a working driver stays closed until it has one.
+pub(super) fn after_failure(at: &Transition, observed: &Observed<'_>) -> Action {
+    match observed.rules.cordon {
+        Cordon::Always if at.switched && observed.wanted => Action::Wait,
+        Cordon::Always | Cordon::WhenInUse => open_again(observed),
+    }
 }
 
 pub(super) fn uncordon(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
@@ -122,7 +148,7 @@ pub(super) fn uncordon(at: &Transition, observed: &Observed<'_>) -> (Transition,
             (at.enter(Phase::Failed, observed.now, None, why("NotUncordoned", message)), Action::Wait)
         }
         Action::Uncordon => (at.clone(), Action::Uncordon),
-        Action::Wait | Action::Cordon | Action::Evict => {
+        Action::Wait | Action::Cordon | Action::Evict | Action::Renew => {
             let end = why(&at.reason, at.message.clone());
             (at.enter(Phase::Done, observed.now, None, end), Action::Wait)
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crds::WorkloadMode;
+use crds::{WorkloadMode, v1alpha1::DriverRenewal};
 use sha2::{Digest, Sha256};
 
 /// Who has GPUs that a change needs; operands of ours are not among them.
@@ -37,7 +37,9 @@ pub struct Change<'a> {
     pub node: &'a str,
     pub from: WorkloadMode,
     pub to: WorkloadMode,
-    /// PCI addresses of the GPUs that are not in the new mode.
+    /// The driver, where that changes and the mode does not.
+    pub driver: Option<&'a DriverRenewal>,
+    /// PCI addresses of the GPUs that are not in the new mode, or have the driver.
     pub gpus: Vec<&'a str>,
 }
 
@@ -49,16 +51,28 @@ pub struct Plan {
 }
 
 pub fn plan(change: &Change<'_>, affected: &Affected, cordon: bool) -> Plan {
-    let Change { node, from, to, gpus } = change;
+    let Change { node, from, to, driver, gpus } = change;
     let mut steps = Vec::new();
     if cordon {
         steps.push(format!("cordon node {node}"));
         steps.extend(affected.pods.iter().map(|pod| format!("evict pod {pod}")));
         steps.extend(affected.vms.iter().map(|vm| format!("stop VM {vm}")));
     }
-    steps.push(format!("withdraw what {from} advertises to the kubelet, and its operands"));
-    steps.extend(gpus.iter().map(|gpu| format!("bring GPU {gpu} into {to}")));
-    steps.push(format!("deploy the operands of {to} and advertise its resources"));
+    match driver {
+        None => {
+            steps.push(format!("withdraw what {from} advertises to the kubelet, and its operands"));
+            steps.extend(gpus.iter().map(|gpu| format!("bring GPU {gpu} into {to}")));
+            steps.push(format!("deploy the operands of {to} and advertise its resources"));
+        }
+        Some(DriverRenewal { daemon_set, to, same_driver: true, .. }) => {
+            steps.push(format!("renew the pod of {daemon_set}, of {to}: the driver itself stays loaded"));
+        }
+        Some(DriverRenewal { daemon_set, from, to, .. }) => {
+            steps.push(format!("pause the operands that use the driver of GPUs {}", gpus.join(", ")));
+            steps.push(format!("renew the pod of {daemon_set}: from {from} to {to}"));
+            steps.push("bring the operands back and check the node".to_owned());
+        }
+    }
     if cordon {
         steps.push(format!("uncordon node {node}"));
     }
@@ -67,8 +81,11 @@ pub fn plan(change: &Change<'_>, affected: &Affected, cordon: bool) -> Plan {
 
 /// A field a line, so that no two plans read the same.
 fn hash(change: &Change<'_>, affected: &Affected) -> String {
-    let Change { node, from, to, gpus } = change;
+    let Change { node, from, to, driver, gpus } = change;
     let mut text = format!("node {node}\nfrom {from}\nto {to}\n");
+    if let Some(DriverRenewal { daemon_set, revision, .. }) = driver {
+        let _ = writeln!(text, "driver {daemon_set} {revision}");
+    }
     let sorted = |list: &[String]| {
         let mut list: Vec<String> = list.to_vec();
         list.sort_unstable();
@@ -95,8 +112,35 @@ mod tests {
             node: "n1",
             from: WorkloadMode::Container,
             to: WorkloadMode::VmPassthrough,
+            driver: None,
             gpus: vec!["0000:18:00.0", "0000:19:00.0"],
         }
+    }
+
+    fn driver() -> DriverRenewal {
+        DriverRenewal {
+            daemon_set: "nvidia-driver-daemonset".to_owned(),
+            from: "driver:1".to_owned(),
+            to: "driver:2".to_owned(),
+            revision: "b".to_owned(),
+            same_driver: false,
+        }
+    }
+
+    #[test]
+    fn a_driver_is_renewed_between_the_going_and_the_coming_of_what_uses_it() {
+        let change = Change { driver: Some(&driver()), gpus: vec!["0000:18:00.0"], ..change() };
+        let expected = [
+            "cordon node n1",
+            "evict pod ml/a",
+            "evict pod ml/b",
+            "stop VM vms/a",
+            "pause the operands that use the driver of GPUs 0000:18:00.0",
+            "renew the pod of nvidia-driver-daemonset: from driver:1 to driver:2",
+            "bring the operands back and check the node",
+            "uncordon node n1",
+        ];
+        assert_eq!(plan(&change, &users(), true).steps, expected);
     }
 
     fn users() -> Affected {
@@ -141,6 +185,12 @@ mod tests {
             plan(&Change { node: "n2", ..change() }, &users(), true),
             plan(&Change { to: WorkloadMode::VmVgpu, ..change() }, &users(), true),
             plan(&Change { gpus: vec!["0000:18:00.0"], ..change() }, &users(), true),
+            plan(&Change { driver: Some(&driver()), ..change() }, &users(), true),
+            plan(
+                &Change { driver: Some(&DriverRenewal { revision: "c".to_owned(), ..driver() }), ..change() },
+                &users(),
+                true,
+            ),
             plan(&change(), &fewer, true),
             plan(&change(), &as_pod, true),
         ];

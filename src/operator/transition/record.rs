@@ -21,6 +21,7 @@ pub fn begin(change: &Change<'_>, plan: &Plan, owner: Option<OwnerReference>) ->
         node: change.node.to_owned(),
         from: change.from,
         to: change.to,
+        driver: change.driver.cloned(),
         plan_hash: plan.hash.clone(),
         approved: None,
     };
@@ -92,7 +93,13 @@ mod tests {
     }
 
     fn object() -> GPUTransition {
-        let change = Change { node: "n1", from: WorkloadMode::Container, to: WorkloadMode::VmVgpu, gpus: Vec::new() };
+        let change = Change {
+            node: "n1",
+            from: WorkloadMode::Container,
+            to: WorkloadMode::VmVgpu,
+            driver: None,
+            gpus: Vec::new(),
+        };
         begin(&change, &plan(), None)
     }
 

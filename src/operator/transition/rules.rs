@@ -3,6 +3,8 @@
 use crds::v1alpha1::{Budget, Evict};
 use k8s_openapi::{apimachinery::pkg::util::intstr::IntOrString, jiff::SignedDuration};
 
+use super::windows::Windows;
+
 /// How one kind of change is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -10,7 +12,11 @@ pub struct Rules {
     pub cordon: Cordon,
     /// How long pods that were named may take to come to their own end; `None`: as long as they like.
     pub completion: Option<SignedDuration>,
+    /// How long all other pods of the node may take to leave, if those that use a GPU do not; `None`: they may stay.
+    pub drain: Option<SignedDuration>,
     pub limits: Limits,
+    /// When it may begin.
+    pub windows: Windows,
     pub patience: Patience,
 }
 
@@ -110,7 +116,9 @@ impl Default for Rules {
             evict: Evict::Never,
             cordon: Cordon::WhenInUse,
             completion: None,
+            drain: None,
             limits: Limits { parallel: Share::Count(1), unavailable: Share::Percent(25) },
+            windows: Windows::default(),
             patience: Patience::default(),
         }
     }

@@ -1,11 +1,12 @@
-//! One node on its way from a mode to another: a pure state machine.
+//! One node on its way from a mode to another, or from a driver to a newer one: a pure state machine.
 //!
 //! ```text
 //! Preflight ─▶ WaitForSlot ─▶ Cordon ─▶ WaitForUsers ─▶ Evict ─┐
 //!     ▲              └──────── nobody to evict ────────────────┼─▶ Quiesce ─▶ Switch ─▶ Verify ─▶ Advertise ─▶ Uncordon ─▶ Done
 //!     └── Blocked ◀── something stands in the way, at any phase ┘                                      └─▶ Failed
 //! ```
-//! It gives the permission ([`Leave`]) and the order of a mode change, which the node controller keeps, does the rest.
+//! It gives the permission ([`Leave`]) and the order of a mode change, which the node controller keeps, does the rest. For a
+//! driver it asks for the renewal of the pod itself, once nothing uses the driver ([`Progress::Replaceable`]).
 //! Nothing has been done to the node before `Quiesce` but a cordon, so until then a change is taken back by forgetting it.
 
 use crds::v1alpha1::{TransitionPhase as Phase, TransitionStage as Stage};
@@ -51,6 +52,8 @@ pub struct Observed<'a> {
     pub approved: bool,
     /// There is a place for this node in the budget, or it has one.
     pub slot: bool,
+    /// Why no further node begins, whatever the budget says.
+    pub halted: Option<Blocked>,
     pub gate: Gate,
     pub progress: Progress,
 }
@@ -72,11 +75,15 @@ pub enum Progress {
     Looking,
     /// The old mode is there, whole or in part; what is left of it that has to go first.
     Old { waiting_for: String },
-    /// The agent is at it.
+    /// Nothing uses the old driver any more: its pod can be renewed.
+    Replaceable,
+    /// The agent, or the new driver's pod, is at it.
     Switching { message: String },
     /// The agent, or a user who came meanwhile, does not let it.
     Refused(Blocked),
-    /// The kernel shows the new mode on every GPU; `unready` is why it does not serve yet.
+    /// It will not get there by itself.
+    Broken(Blocked),
+    /// The kernel shows the new mode on every GPU, or the new driver's pod is ready; `unready` is why it does not serve yet.
     Reached { unready: Option<Blocked> },
 }
 
@@ -87,6 +94,8 @@ pub enum Action {
     Cordon,
     /// Ask the affected to leave.
     Evict,
+    /// Delete the old driver's pod, so that a new one comes.
+    Renew,
     Uncordon,
 }
 

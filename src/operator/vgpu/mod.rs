@@ -26,5 +26,6 @@ pub use self::{
     defaults::{USUAL, makes, yaml as default_yaml},
     kind::VgpuType,
     layouts::{BadFile, File, KEY, LayoutSource, Layouts, OURS},
+    resolve::resolve,
     wish::{Standing, Wish, label, standing, wish},
 };

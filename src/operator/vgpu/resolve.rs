@@ -2,7 +2,10 @@
 
 use crds::v1alpha1::{GPUStatus, GPUVgpus, VgpuCount, VgpuFramework, VgpuLayout};
 
-use super::config::{Config, Devices, Entry};
+use super::{
+    VgpuType,
+    config::{Config, Devices, Entry},
+};
 use crate::operator::spelling::nearest;
 
 /// Types or layouts in one message.
@@ -57,7 +60,7 @@ pub fn resolve(config: &Config, name: &str, gpus: &[GPUStatus]) -> Result<Resolv
             return Err(Unresolved::ClaimedTwice { layout, gpu, first: entry.line, second: other.line });
         }
         check_types(name, entry, gpu)?;
-        let count = |(kind, count): &(super::VgpuType, u32)| VgpuCount {
+        let count = |(kind, count): &(VgpuType, u32)| VgpuCount {
             kind: kind.to_string(),
             count: i32::try_from(*count).unwrap_or(i32::MAX),
         };
@@ -102,7 +105,11 @@ fn known_types(gpu: &GPUStatus) -> Option<Vec<&str>> {
 
 fn check_types(layout: &str, entry: &Entry, gpu: &GPUStatus) -> Result<(), Unresolved> {
     let Some(known) = known_types(gpu) else { return Ok(()) };
-    let Some((kind, _)) = entry.instances.iter().find(|(kind, _)| !known.contains(&kind.as_str())) else {
+    // A GPU lists the types of its MIG mode only, and the agent changes that mode.
+    let alike = |name: &str, kind: &VgpuType| name.parse::<VgpuType>().is_ok_and(|of| of.backing() == kind.backing());
+    let lists = |kind: &VgpuType| known.iter().any(|name| alike(name, kind));
+    let unknown = |kind: &VgpuType| !known.contains(&kind.as_str()) && lists(kind);
+    let Some((kind, _)) = entry.instances.iter().find(|(kind, _)| unknown(kind)) else {
         return Ok(());
     };
     let listed = some(&known);

@@ -172,3 +172,12 @@ fn boards_of_one_device_id_get_their_own_types() {
         assert_eq!(cut(&resolved), [format!("{FIRST} {kind}×2")]);
     }
 }
+
+#[test]
+fn types_of_the_other_mig_mode_are_left_to_the_agent_which_changes_it() {
+    let listing = |types: &[&str]| vec![listing(gpu(FIRST, "10de:2331", "H100"), VgpuFramework::VendorVfio, types)];
+    let asked = "  - {devices: all, vgpu-devices: {H100-1-10C: 7}}\n";
+    let shared = listing(&["NVIDIA H100-40C", "H100-40C"]);
+    assert_eq!(cut(&layout(asked, &shared).expect("a layout")), [format!("{FIRST} H100-1-10C×7")]);
+    refused(layout(asked, &listing(&["H100-1-10CME", "H100-2-20C"])), &["H100-1-10C", "H100-1-10CME"]);
+}

@@ -98,6 +98,10 @@ pub fn standing(node: &GPUNode, asks: &BTreeMap<String, usize>) -> Standing {
             let why = operator(node).map_or("", |operator| operator.message.as_str());
             return Standing::InTransition(format!("{name} is changing its mode: {why}"));
         }
+        NodePhase::Upgrading => {
+            let why = operator(node).map_or("", |operator| operator.message.as_str());
+            return Standing::InTransition(format!("{name} is getting a new driver: {why}"));
+        }
         NodePhase::Steady | NodePhase::Waiting | NodePhase::Refused => {}
     }
     let other = has.iter().flat_map(|(_, _, units)| units).find(|unit| mode(node) != Some(unit.mode));

@@ -58,6 +58,7 @@ fn bring(status: &mut VgpuStatus, wanted: Option<&GPUVgpus>, gpu: &str) {
                 kind: kind.to_owned(),
                 resource: Some(format!("nvidia.com/NVIDIA_{kind}")),
                 holders: Vec::new(),
+                vm: None,
             });
         }
     }

@@ -26,6 +26,7 @@ impl Vgpus {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "what was made is independent of the rest, and a field in a file")]
 struct Made {
     ids: Ids,
     /// Its virtual functions were made from here.
@@ -34,6 +35,9 @@ struct Made {
     stub: bool,
     /// vGPUs were made from here.
     vgpus: bool,
+    /// MIG mode or GPU instances came from here.
+    #[serde(default)]
+    mig: bool,
 }
 
 impl Journal {
@@ -59,6 +63,11 @@ impl Journal {
         self.made(gpu).is_some_and(|made| made.stub)
     }
 
+    /// Whether its MIG mode, or a GPU instance, came from here.
+    pub fn mig_made(&self, gpu: &Function) -> bool {
+        self.made(gpu).is_some_and(|made| made.mig)
+    }
+
     fn made(&self, gpu: &Function) -> Option<&Made> {
         self.state.vgpus.made.get(&gpu.address).filter(|made| made.ids == gpu.ids())
     }
@@ -75,10 +84,14 @@ impl Journal {
         self.note(gpu, |made| made.vgpus = vgpus)
     }
 
+    pub(crate) fn note_mig(&mut self, gpu: &Function, mig: bool) -> Result<(), JournalError> {
+        self.note(gpu, |made| made.mig = mig)
+    }
+
     fn note(&mut self, gpu: &Function, change: impl FnOnce(&mut Made)) -> Result<(), JournalError> {
         let mut state = self.state.clone();
         let mut made = self.made(gpu).cloned();
-        let made_now = made.get_or_insert(Made { ids: gpu.ids(), vfs: false, stub: false, vgpus: false });
+        let made_now = made.get_or_insert(Made { ids: gpu.ids(), vfs: false, stub: false, vgpus: false, mig: false });
         change(made_now);
         state.vgpus.made.insert(gpu.address, made_now.clone());
         self.save(state)

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use super::library::{State, stands_on};
 use super::{below, bind, driver_of, link, link_name, put, read, unbind};
 use crate::address::PciAddress;
 use crate::described::{BoardFramework, DescribedBoard};
@@ -58,9 +59,25 @@ impl Board {
     }
 
     /// How many more of a type a parent takes.
-    fn room(&self, made: &[(PciAddress, u32)], parent: PciAddress, number: u32) -> u32 {
+    fn room(&self, root: &Path, made: &[(PciAddress, u32)], parent: PciAddress, number: u32) -> u32 {
         let Some(size) = self.size(number) else { return 0 };
         let single = self.described.vfs > 0;
+        if let Some(mig) = &self.described.mig {
+            let state = State::of(root, self.gpu);
+            let on = |number: &u32| stands_on(mig, self.described.types.get(number)?);
+            match (on(&number), state.on) {
+                (None, true) | (Some(_), false) => return 0,
+                (Some((profile, most)), true) => {
+                    let taken = single && made.iter().any(|(other, _)| *other == parent);
+                    let there = state.instances.iter().filter(|(_, of, _)| *of == profile).count();
+                    let places = most * u32::try_from(there).expect("it should be few");
+                    let used = made.iter().filter(|(_, n)| on(n).is_some_and(|(of, _)| of == profile)).count();
+                    let left = places.saturating_sub(u32::try_from(used).expect("it should be few"));
+                    return if taken { 0 } else { left.min(if single { 1 } else { left }) };
+                }
+                (None, false) => {}
+            }
+        }
         let sizes: Vec<u32> = made.iter().filter_map(|(_, number)| self.size(*number)).collect();
         let mixed = sizes.iter().any(|other| *other != size);
         if (single && made.iter().any(|(other, _)| *other == parent)) || (mixed && !self.described.heterogeneous) {
@@ -68,6 +85,20 @@ impl Board {
         }
         let left = self.described.framebuffer.saturating_sub(sizes.iter().sum()) / size.max(1);
         if single { left.min(1) } else { left }
+    }
+
+    /// Whether a GPU instance has a vGPU: the first ones do.
+    pub(super) fn carries(&self, root: &Path, instance: u32) -> bool {
+        let Some(mig) = &self.described.mig else { return false };
+        let state = State::of(root, self.gpu);
+        let on = |number: &u32| stands_on(mig, self.described.types.get(number)?);
+        let profile = state.instances.iter().find(|(id, ..)| *id == instance).map(|(_, profile, _)| *profile);
+        let made: Vec<_> = self.made(root).iter().filter_map(|(_, number)| on(number)).collect();
+        let own = || made.iter().filter(|(of, _)| Some(*of) == profile);
+        let most = usize::try_from(own().next().map_or(1, |(_, most)| *most)).expect("it should be few");
+        let taken = own().count().div_ceil(most);
+        let mut same = state.instances.iter().filter(|(_, of, _)| Some(*of) == profile);
+        same.position(|(id, ..)| *id == instance).is_some_and(|place| place < taken)
     }
 
     /// Writes what is listed now.
@@ -78,7 +109,7 @@ impl Board {
                 continue;
             }
             let dir = device_path(parent);
-            let left = |number: &u32| self.room(&made, parent, *number);
+            let left = |number: &u32| self.room(root, &made, parent, *number);
             match self.described.framework {
                 BoardFramework::Vendor => {
                     let lines = self.described.types.iter().filter(|(number, _)| left(number) > 0);
@@ -159,7 +190,7 @@ impl Board {
         if number > 0 && now > 0 {
             return Err(Errno::EBUSY);
         }
-        if number > 0 && self.room(&self.made(root), vf, number) == 0 {
+        if number > 0 && self.room(root, &self.made(root), vf, number) == 0 {
             return Err(Errno::EINVAL);
         }
         put(root, &text(&current(vf)), format!("{number}\n"));
@@ -177,7 +208,7 @@ impl Board {
             return Err(Errno::EEXIST);
         }
         let number = id.strip_prefix("nvidia-").and_then(|number| number.parse().ok()).ok_or(Errno::ENOENT)?;
-        if self.room(&self.made(root), parent, number) == 0 {
+        if self.room(root, &self.made(root), parent, number) == 0 {
             return Err(Errno::EUSERS);
         }
         let group = (GROUPS_OF_MDEVS..GROUPS_OF_MDEVS + 1000)

@@ -99,7 +99,8 @@ fn every_described_machine_is_understood_and_planned_for_as_before() {
         journal.learn_vgpu_types(&inventory).unwrap();
         let held = vgpu::vgpu_holders(&inventory, &holders);
         let (inventory, gpu_holders, journal, node) = (&inventory, &holders, &journal, "node-1");
-        text += &layouts(name, &VgpuWorld { inventory, holders: &held, gpu_holders, journal, node });
+        let library = &vgpu::LibraryFacts::default();
+        text += &layouts(name, &VgpuWorld { inventory, holders: &held, gpu_holders, library, journal, node });
         insta::with_settings!({ snapshot_path => "../../fixtures", prepend_module_to_snapshot => false, omit_expression => true }, {
             insta::assert_snapshot!(name, text);
         });

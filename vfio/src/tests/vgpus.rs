@@ -6,12 +6,14 @@ use crate::address::PciAddress;
 use crate::holders::holders;
 use crate::inventory::observe;
 use crate::journal::Journal;
-use crate::testing::{Machine, MemoryKernel};
+use crate::testing::{Machine, MemoryKernel, MemoryLibrary};
 use crate::vgpu::{
-    ApplyError, Layout, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, apply, leave, plan, vgpu_holders, vgpus,
+    ApplyError, Asked, Layout, Library, LibraryFacts, Vgpu, VgpuRefusal, VgpuStep, VgpuWorld, View, apply, leave, plan,
+    vgpu_holders, vgpus,
 };
 
 mod boards;
+mod mig;
 mod random;
 
 pub(super) const NODE: &str = "node-1";
@@ -21,13 +23,14 @@ pub(super) struct Lab {
     pub machine: Machine,
     pub kernel: MemoryKernel,
     pub journal: Journal,
+    pub library: MemoryLibrary,
 }
 
 type Applied = (Vec<VgpuStep>, Result<(), ApplyError>);
 
 impl Lab {
     pub fn of(machine: Machine) -> Self {
-        Self { kernel: machine.kernel(), machine, journal: Journal::in_memory() }
+        Self { kernel: machine.kernel(), library: machine.library(), machine, journal: Journal::in_memory() }
     }
 
     pub fn described(name: &str) -> Self {
@@ -40,23 +43,34 @@ impl Lab {
 
     pub fn apply(&mut self, gpu: &str, layout: &Layout) -> Applied {
         let gpu = address(gpu);
-        let look = |_: &Journal| look(&self.machine);
-        apply(gpu, NODE, &mut self.kernel, &mut self.journal, look, |world| plan(world, gpu, layout))
+        self.bring(gpu, |world| plan(world, gpu, layout))
     }
 
     pub fn leave(&mut self, gpu: &str) -> Applied {
         let gpu = address(gpu);
+        self.bring(gpu, |world| leave(world, gpu, false))
+    }
+
+    fn bring(
+        &mut self,
+        gpu: PciAddress,
+        plan: impl Fn(&VgpuWorld<'_>) -> Result<Vec<VgpuStep>, VgpuRefusal>,
+    ) -> Applied {
+        let mut facts = self.library.ask();
+        let mut asked = Asked { library: &mut self.library, facts: &mut facts };
         let look = |_: &Journal| look(&self.machine);
-        apply(gpu, NODE, &mut self.kernel, &mut self.journal, look, |world| leave(world, gpu, false))
+        apply(gpu, NODE, &mut self.kernel, &mut self.journal, &mut asked, look, plan)
     }
 
     /// What one look tells.
     pub fn plan(&mut self, gpu: &str, layout: &Layout) -> Result<Vec<VgpuStep>, VgpuRefusal> {
-        let View { inventory, holders, gpu_holders } = self.view();
-        self.journal.learn_vgpu_types(&inventory).unwrap();
-        let (journal, node) = (&self.journal, NODE);
-        let world = VgpuWorld { inventory: &inventory, holders: &holders, gpu_holders: &gpu_holders, journal, node };
-        plan(&world, address(gpu), layout)
+        let (view, facts) = (self.view(), self.facts());
+        self.journal.learn_vgpu_types(&view.inventory).unwrap();
+        plan(&view.world(&facts, &self.journal, NODE), address(gpu), layout)
+    }
+
+    pub fn facts(&mut self) -> LibraryFacts {
+        self.library.ask()
     }
 
     /// Those that exist.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use super::instances::vgpus;
+use super::library::{Library, LibraryFacts, MigAct};
 use super::plan::{VgpuStep, VgpuWorld};
 use super::refusal::VgpuRefusal;
 use super::{MDEVS, Vgpu};
@@ -32,6 +33,23 @@ pub struct View {
     pub gpu_holders: BTreeMap<PciAddress, Vec<Holder>>,
 }
 
+impl View {
+    /// What a plan is made from.
+    pub fn world<'a>(&'a self, library: &'a LibraryFacts, journal: &'a Journal, node: &'a str) -> VgpuWorld<'a> {
+        let Self { inventory, holders, gpu_holders } = self;
+        VgpuWorld { inventory, holders, gpu_holders, library, journal, node }
+    }
+}
+
+/// The driver's library, and what it said last.
+#[allow(missing_debug_implementations, reason = "a door")]
+pub struct Asked<'a> {
+    /// Asked again after each step that it has done.
+    pub library: &'a mut dyn Library,
+    /// What is true until then.
+    pub facts: &'a mut LibraryFacts,
+}
+
 /// Where work on a GPU's vGPUs came to a stop. What was done before stands.
 #[allow(missing_docs, reason = "the sentence of a variant names its fields")]
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +60,9 @@ pub enum ApplyError {
     /// The kernel did not do a step.
     #[error("gpu {gpu}: could not {step}: {source}{}", meaning(step, source))]
     Kernel { gpu: PciAddress, step: Box<VgpuStep>, source: KernelError },
+    /// The driver's library did not do a step.
+    #[error("gpu {gpu}: could not {step}: {said}")]
+    Library { gpu: PciAddress, step: Box<VgpuStep>, said: String },
     /// It took a step and shows nothing of it.
     #[error("gpu {gpu}: the kernel took the step `{step}` and does not show it; look for {} in its log", step.address())]
     NotVerified { gpu: PciAddress, step: Box<VgpuStep> },
@@ -62,25 +83,31 @@ pub fn apply<K: Kernel>(
     node: &str,
     kernel: &mut K,
     journal: &mut Journal,
+    asked: &mut Asked<'_>,
     mut look: impl FnMut(&Journal) -> View,
     plan: impl Fn(&VgpuWorld<'_>) -> Result<Vec<VgpuStep>, VgpuRefusal>,
 ) -> (Vec<VgpuStep>, Result<(), ApplyError>) {
     let mut done = Vec::new();
     let mut work = || {
         while done.len() < MOST_STEPS {
-            let View { inventory, holders, gpu_holders } = look(journal);
-            journal.learn_vgpu_types(&inventory).map_err(|source| ApplyError::Journal { gpu, source })?;
-            let world =
-                VgpuWorld { inventory: &inventory, holders: &holders, gpu_holders: &gpu_holders, journal, node };
-            let steps = plan(&world)?;
-            let Some(step) = steps.into_iter().next() else { return forget(&inventory, gpu, journal) };
+            let view = look(journal);
+            let inventory = &view.inventory;
+            journal.learn_vgpu_types(inventory).map_err(|source| ApplyError::Journal { gpu, source })?;
+            let steps = plan(&view.world(asked.facts, journal, node))?;
+            let Some(step) = steps.into_iter().next() else { return forget(inventory, gpu, journal) };
             if done.last() == Some(&step) {
                 return Err(ApplyError::NotVerified { gpu, step: Box::new(step) });
             }
             tracing::info!(%gpu, %step, "step");
             let function = inventory.functions.get(&gpu).cloned();
-            if let Some(function) = &function {
-                execute_step(&step, function, kernel, journal)?;
+            match (&function, &step) {
+                (Some(function), VgpuStep::Mig { act, .. }) => {
+                    if !mig_step(act, function, asked, journal)? {
+                        continue;
+                    }
+                }
+                (Some(function), _) => execute_step(&step, function, kernel, journal)?,
+                (None, _) => {}
             }
             done.push(step);
         }
@@ -103,6 +130,38 @@ fn forget(inventory: &Inventory, gpu: PciAddress, journal: &mut Journal) -> Resu
     }
 }
 
+/// Whether it is done. A GPU instance that does not go is in use by something that the library did not name.
+fn mig_step(act: &MigAct, gpu: &Function, asked: &mut Asked<'_>, journal: &mut Journal) -> Result<bool, ApplyError> {
+    let address = gpu.address;
+    let noted = |source| ApplyError::Journal { gpu: address, source };
+    match act {
+        MigAct::Mode { on: true } | MigAct::Create { .. } | MigAct::Compute { .. } => {
+            journal.note_mig(gpu, true).map_err(noted)?;
+        }
+        MigAct::Mode { on: false } | MigAct::Destroy { .. } => {}
+    }
+    let done = asked.library.act(address, act);
+    // What a refusal to go has taught stays known until something has changed.
+    if done.is_ok() {
+        *asked.facts = asked.library.ask();
+    }
+    match (done, act) {
+        (Ok(()), MigAct::Mode { on: false }) => journal.note_mig(gpu, false).map_err(noted)?,
+        (Ok(()), _) => {}
+        (Err(said), MigAct::Destroy { instance, .. }) => {
+            tracing::info!(gpu = %address, instance, said, "GPU instance stays");
+            let instances = asked.facts.gpus.get_mut(&address).into_iter().flat_map(|facts| &mut facts.instances);
+            instances.filter(|one| one.id == *instance).for_each(|one| one.in_use = true);
+            return Ok(false);
+        }
+        (Err(said), MigAct::Mode { .. } | MigAct::Create { .. } | MigAct::Compute { .. }) => {
+            let step = Box::new(VgpuStep::Mig { gpu: address, act: act.clone() });
+            return Err(ApplyError::Library { gpu: address, step, said });
+        }
+    }
+    Ok(true)
+}
+
 fn execute_step(
     step: &VgpuStep,
     gpu: &Function,
@@ -112,6 +171,7 @@ fn execute_step(
     let address = gpu.address;
     let noted = |source| ApplyError::Journal { gpu: address, source };
     let (path, value) = match step {
+        VgpuStep::Mig { .. } => return Ok(()),
         VgpuStep::Bind { gpu, step } => {
             return Ok(execute(&Plan { gpu: *gpu, steps: vec![step.clone()] }, kernel, journal)?);
         }

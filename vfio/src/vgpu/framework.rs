@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::instances::parents;
+use super::library::GpuFacts;
 use super::{VgpuParent, types::shape};
 use crate::address::PciAddress;
 use crate::function::Function;
@@ -54,6 +55,16 @@ pub enum NoVgpu {
         "gpu {gpu} has neither mediated devices nor virtual functions: enable SR-IOV (and ARI) in the firmware's setup, and take the board out of display mode (displaymodeselector --gpumode compute) if it has one"
     )]
     NoSriov { gpu: PciAddress },
+    /// Its firmware gives up vGPUs for displays.
+    #[error(
+        "gpu {gpu} is in display mode, in which it makes no vGPUs: take the board out of it (displaymodeselector --gpumode compute) and reboot"
+    )]
+    DisplayMode { gpu: PciAddress },
+    /// MIG mode hides what shares time, and GPU instances are what it shows types for.
+    #[error(
+        "gpu {gpu} is in MIG mode and has no GPU instance, so that its driver offers no type: choose a layout with MIG-backed types, or end that mode (nvidia-smi -i {gpu} -mig 0)"
+    )]
+    MigWithoutInstances { gpu: PciAddress },
     /// Virtual functions on the right driver, without either interface.
     #[error(
         "gpu {gpu}: its virtual functions offer neither mediated devices nor vGPU types on Linux {kernel}: up to vGPU 16 the driver needs mdev (before Linux 6.8), from vGPU 17 on it needs its vGPU manager to run; see the log of nvidia-vgpu-mgr"
@@ -70,6 +81,8 @@ impl NoVgpu {
             Self::VfsUnbound { .. } => "VirtualFunctionsUnbound",
             Self::NoVgpuDriver { .. } => "NoVgpuDriver",
             Self::NoSriov { .. } => "NoSriov",
+            Self::DisplayMode { .. } => "DisplayMode",
+            Self::MigWithoutInstances { .. } => "MigWithoutInstances",
             Self::NoInterface { .. } => "NoVgpuInterface",
         }
     }
@@ -82,13 +95,16 @@ impl NoVgpu {
             | Self::NoVgpuDriver { .. }
             | Self::VfsUnbound { .. }
             | Self::NoInterface { .. } => true,
-            Self::VfsOff { .. } | Self::NoSriov { .. } => false,
+            Self::VfsOff { .. }
+            | Self::NoSriov { .. }
+            | Self::DisplayMode { .. }
+            | Self::MigWithoutInstances { .. } => false,
         }
     }
 }
 
-/// What a GPU's functions show.
-pub fn framework(inventory: &Inventory, gpu: &Function) -> Framework {
+/// What a GPU's functions show. Why they show nothing the library may know better.
+pub fn framework(inventory: &Inventory, gpu: &Function, facts: Option<&GpuFacts>) -> Framework {
     let address = gpu.address;
     let vgpu = |function: &Function| match function.vgpu {
         Some(VgpuParent::Mdev { .. }) => Some(Framework::Mdev),
@@ -107,10 +123,14 @@ pub fn framework(inventory: &Inventory, gpu: &Function) -> Framework {
         NoVgpu::NoVgpuDriver { gpu: address }
     } else if gpu.numvfs == 0 && gpu.vfs_possible > 0 {
         NoVgpu::VfsOff { gpu: address, possible: gpu.vfs_possible }
+    } else if gpu.numvfs == 0 && facts.is_some_and(|facts| facts.display == Some(true)) {
+        NoVgpu::DisplayMode { gpu: address }
     } else if gpu.numvfs == 0 {
         NoVgpu::NoSriov { gpu: address }
     } else if !parents(inventory, address).any(|function| function.is_vf() && bound(function)) {
         NoVgpu::VfsUnbound { gpu: address, count: gpu.numvfs }
+    } else if facts.is_some_and(|facts| facts.mig.is_some_and(|mode| mode.on) && facts.instances.is_empty()) {
+        NoVgpu::MigWithoutInstances { gpu: address }
     } else {
         NoVgpu::NoInterface { gpu: address, kernel: inventory.facts.kernel_release.clone() }
     })

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::VgpuParent;
-use super::instances::{TypeNames, parents};
+use super::instances::{TypeNames, parents, vgpus};
 use super::plan::VgpuStep;
-use super::types::kind;
+use super::types::{family, kind};
 use super::uuid;
 use crate::address::PciAddress;
 use crate::inventory::Inventory;
@@ -80,7 +80,13 @@ impl Offers {
         }
         if !offers.complete && offers.kinds.is_empty() {
             // Full: nothing is listed, and what was listed before is all that is known.
-            offers.kinds.extend(names.iter().map(|(id, name)| (kind(name).to_owned(), Number::Vendor(*id))));
+            // Of this board: those of the host's others are among them.
+            let there: BTreeSet<String> = vgpus(inventory, gpu, names)
+                .iter()
+                .filter_map(|vgpu| family(vgpu.kind()?).map(str::to_owned))
+                .collect();
+            let own = names.iter().filter(|(_, name)| family(kind(name)).is_none_or(|board| there.contains(board)));
+            offers.kinds.extend(own.map(|(id, name)| (kind(name).to_owned(), Number::Vendor(*id))));
         }
         offers
     }

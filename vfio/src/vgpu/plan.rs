@@ -10,10 +10,12 @@ use serde::Serialize;
 
 use super::framework::{Framework, NoVgpu, framework, lists_mig_only};
 use super::instances::{Vgpu, parents, vgpus};
+use super::library::{GpuFacts, LibraryFacts, MigAct};
+use super::mig;
 use super::offers::Offers;
 use super::refusal::VgpuRefusal;
 use super::sriov;
-use super::types::shape;
+use super::types::{family, shape};
 use crate::address::PciAddress;
 use crate::function::Gpu;
 use crate::holders::Holder;
@@ -34,6 +36,8 @@ pub struct VgpuWorld<'a> {
     pub holders: &'a BTreeMap<String, Vec<Holder>>,
     /// Who has each GPU itself, by any of its nodes.
     pub gpu_holders: &'a BTreeMap<PciAddress, Vec<Holder>>,
+    /// What the driver's library says.
+    pub library: &'a LibraryFacts,
     /// What was done before.
     pub journal: &'a Journal,
     /// The node's name: part of what UUIDs are made from.
@@ -45,6 +49,8 @@ pub struct VgpuWorld<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "camelCase")]
 pub enum VgpuStep {
+    /// Ask the driver's library for it.
+    Mig { gpu: PciAddress, act: MigAct },
     /// Write to `sriov_numvfs` of the GPU; 0 removes its virtual functions (`drivers/pci/pci-sysfs.c`).
     SetVfs { gpu: PciAddress, count: u16 },
     /// Move the GPU between drivers, since its own cannot make virtual functions.
@@ -61,7 +67,7 @@ impl VgpuStep {
     /// The function whose lock it takes.
     pub fn address(&self) -> PciAddress {
         match self {
-            Self::SetVfs { gpu, .. } | Self::Bind { gpu, .. } => *gpu,
+            Self::SetVfs { gpu, .. } | Self::Bind { gpu, .. } | Self::Mig { gpu, .. } => *gpu,
             Self::Remove { vgpu } => vgpu.parent,
             Self::CreateMdev { parent, .. } => *parent,
             Self::SetType { vf, .. } => *vf,
@@ -71,9 +77,14 @@ impl VgpuStep {
     /// What it does to others.
     pub fn disruption(&self) -> Disruption {
         match self {
-            Self::SetVfs { count: 0, .. } | Self::Remove { .. } => Disruption::Device,
+            Self::SetVfs { count: 0, .. }
+            | Self::Remove { .. }
+            | Self::Mig { act: MigAct::Mode { .. } | MigAct::Destroy { .. }, .. } => Disruption::Device,
             Self::Bind { step, .. } => step.disruption(),
-            Self::SetVfs { .. } | Self::CreateMdev { .. } | Self::SetType { .. } => Disruption::None,
+            Self::SetVfs { .. }
+            | Self::CreateMdev { .. }
+            | Self::SetType { .. }
+            | Self::Mig { act: MigAct::Create { .. } | MigAct::Compute { .. }, .. } => Disruption::None,
         }
     }
 }
@@ -81,6 +92,7 @@ impl VgpuStep {
 impl fmt::Display for VgpuStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Mig { gpu, act } => write!(f, "{act} of {gpu}"),
             Self::SetVfs { gpu, count: 0 } => write!(f, "remove the virtual functions of {gpu}"),
             Self::SetVfs { gpu, count } => write!(f, "make {count} virtual functions of {gpu}"),
             Self::Bind { step, .. } => step.fmt(f),
@@ -107,8 +119,15 @@ pub fn plan(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout) -> Result<V
     sorts(gpu, layout)?;
     let existing = vgpus(world.inventory, gpu, world.journal.vgpu_types());
     let change = Change::of(world, gpu, &existing, layout)?;
-    match framework(world.inventory, described.primary) {
-        _ if change.nothing(wanted) => return Ok(Vec::new()),
+    if change.nothing(wanted) {
+        return Ok(Vec::new());
+    }
+    change.one_size(layout)?;
+    let first = mig::steps(world, &described, layout, &change.surplus)?;
+    if !first.is_empty() {
+        return Ok(first);
+    }
+    match framework(world.inventory, described.primary, world.library.gpus.get(&gpu)) {
         Framework::None(NoVgpu::VfsOff { possible, .. }) => return sriov::make(world, &described, possible),
         Framework::None(why) => return Err(why.into()),
         Framework::Mdev | Framework::VendorVfio => {}
@@ -117,10 +136,10 @@ pub fn plan(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout) -> Result<V
         return Ok(steps);
     }
     let offers = Offers::of(world.inventory, gpu, world.journal.vgpu_types());
-    other_mode(gpu, layout, &offers)?;
+    other_mode(world, gpu, layout, &offers)?;
+    other_board(world, gpu, layout, &offers, &existing)?;
     change.sizes(layout, &offers)?;
-    let mut steps: Vec<VgpuStep> =
-        change.surplus.iter().map(|vgpu| VgpuStep::Remove { vgpu: Box::new((*vgpu).clone()) }).collect();
+    let mut steps = mig::removals(&change.surplus);
     change.create(world, layout, offers, &mut steps)?;
     Ok(steps)
 }
@@ -144,6 +163,7 @@ pub fn leave(world: &VgpuWorld<'_>, gpu: PciAddress, in_the_way: bool) -> Result
         sriov::free(world, function, 0)?;
         steps.push(VgpuStep::SetVfs { gpu, count: 0 });
     }
+    steps.extend(mig::leave(world, function));
     Ok(steps)
 }
 
@@ -177,30 +197,54 @@ fn sorts(gpu: PciAddress, layout: &Layout) -> Result<(), VgpuRefusal> {
 }
 
 /// The types that are listed tell the GPU's mode: nothing is removed for a type of the other one.
-fn other_mode(gpu: PciAddress, layout: &Layout, offers: &Offers) -> Result<(), VgpuRefusal> {
-    let Some(mig) = lists_mig_only(offers.kinds()) else { return Ok(()) };
+fn other_mode(world: &VgpuWorld<'_>, gpu: PciAddress, layout: &Layout, offers: &Offers) -> Result<(), VgpuRefusal> {
+    let Some(mig) = in_mig_mode(world, gpu, offers) else { return Ok(()) };
     let other = |kind: &str| shape(kind).is_some_and(|shape| shape.slices.is_some() != mig);
     match layout.iter().find(|(kind, count)| **count > 0 && !offers.known(kind) && other(kind)) {
-        Some((kind, _)) => Err(unknown(gpu, kind, offers)),
+        Some((kind, _)) => Err(unknown(world, gpu, kind, offers)),
         None => Ok(()),
     }
 }
 
-fn unknown(gpu: PciAddress, kind: &str, offers: &Offers) -> VgpuRefusal {
+/// Functions that are vGPUs list nothing, so that a type may come that is on no list; not one of another board, and nothing
+/// is removed for it.
+fn other_board(
+    world: &VgpuWorld<'_>,
+    gpu: PciAddress,
+    layout: &Layout,
+    offers: &Offers,
+    existing: &[Vgpu],
+) -> Result<(), VgpuRefusal> {
+    let there: BTreeSet<&str> = existing.iter().filter_map(|vgpu| family(vgpu.kind()?)).collect();
+    let other = |kind: &str| family(kind).is_some_and(|board| !there.contains(board));
+    match layout.iter().find(|(kind, count)| **count > 0 && !there.is_empty() && other(kind)) {
+        Some((kind, _)) => Err(unknown(world, gpu, kind, offers)),
+        None => Ok(()),
+    }
+}
+
+/// As the library says, or as what is listed shows.
+fn in_mig_mode(world: &VgpuWorld<'_>, gpu: PciAddress, offers: &Offers) -> Option<bool> {
+    let told = world.library.gpus.get(&gpu).and_then(|facts| facts.mig);
+    told.map(|mode| mode.on).or_else(|| lists_mig_only(offers.kinds()))
+}
+
+fn unknown(world: &VgpuWorld<'_>, gpu: PciAddress, kind: &str, offers: &Offers) -> VgpuRefusal {
     let asked_mig = shape(kind).map(|shape| shape.slices.is_some());
-    let mig = lists_mig_only(offers.kinds()).filter(|only_mig| Some(*only_mig) != asked_mig);
+    let mig = in_mig_mode(world, gpu, offers).filter(|only_mig| Some(*only_mig) != asked_mig);
     VgpuRefusal::UnknownType { gpu, kind: kind.to_owned(), kinds: offers.kinds().map(str::to_owned).collect(), mig }
 }
 
 /// What stays and what goes.
 struct Change<'a> {
     gpu: PciAddress,
+    facts: Option<&'a GpuFacts>,
     kept: Vec<&'a Vgpu>,
     surplus: Vec<&'a Vgpu>,
 }
 
 impl<'a> Change<'a> {
-    fn of(world: &VgpuWorld<'_>, gpu: PciAddress, existing: &'a [Vgpu], layout: &Layout) -> Result<Self, VgpuRefusal> {
+    fn of(world: &VgpuWorld<'a>, gpu: PciAddress, existing: &'a [Vgpu], layout: &Layout) -> Result<Self, VgpuRefusal> {
         let held = |vgpu: &Vgpu| world.holders.get(&vgpu.id);
         let mut room = layout.clone();
         let mut order: Vec<&Vgpu> = existing.iter().collect();
@@ -220,7 +264,7 @@ impl<'a> Change<'a> {
                 return Err(VgpuRefusal::InUse { gpu, id: vgpu.id.clone(), kind, holders: holders.clone() });
             }
         }
-        Ok(Self { gpu, kept, surplus })
+        Ok(Self { gpu, facts: world.library.gpus.get(&gpu), kept, surplus })
     }
 
     fn nothing(&self, wanted: u32) -> bool {
@@ -231,9 +275,25 @@ impl<'a> Change<'a> {
         u32::try_from(self.kept.len()).unwrap_or(u32::MAX)
     }
 
+    /// Two sizes on a GPU that says that it takes one only: known before the first is made.
+    fn one_size(&self, layout: &Layout) -> Result<(), VgpuRefusal> {
+        if self.facts.and_then(|facts| facts.heterogeneous) != Some(false) {
+            return Ok(());
+        }
+        let asked = layout.iter().filter(|(_, count)| **count > 0);
+        let mut sized = asked.filter_map(|(kind, _)| Some((kind, shape(kind).filter(|of| of.slices.is_none())?)));
+        let Some((beside, first)) = sized.next() else { return Ok(()) };
+        match sized.find(|(_, shape)| shape.framebuffer != first.framebuffer) {
+            Some((kind, _)) => {
+                Err(VgpuRefusal::Homogeneous { gpu: self.gpu, kind: kind.clone(), beside: beside.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Two sizes on a GPU that shows that it takes one only. While it shows nothing, making them will tell.
     fn sizes(&self, layout: &Layout, offers: &Offers) -> Result<(), VgpuRefusal> {
-        if !self.surplus.is_empty() {
+        if !self.surplus.is_empty() || self.takes_all_sizes() {
             return Ok(());
         }
         let size = |kind: &str| shape(kind).filter(|shape| shape.slices.is_none()).map(|shape| shape.framebuffer);
@@ -248,6 +308,10 @@ impl<'a> Change<'a> {
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    fn takes_all_sizes(&self) -> bool {
+        self.facts.is_some_and(|facts| facts.heterogeneous == Some(true))
     }
 
     /// What is missing, the largest first: small ones find a place between large ones, not the other way round.
@@ -277,20 +341,21 @@ impl<'a> Change<'a> {
                     Some(step) => steps.push(step),
                     // What will be free then may have a place for it: the next look tells.
                     None if !self.surplus.is_empty() && offers.may_come(kind) => break,
-                    None => return Err(self.refused(kind, count, made, &offers)),
+                    None => return Err(self.refused(world, kind, count, made, &offers)),
                 }
             }
         }
         Ok(())
     }
 
-    fn refused(&self, kind: &str, wanted: u32, made: u32, offers: &Offers) -> VgpuRefusal {
+    fn refused(&self, world: &VgpuWorld<'_>, kind: &str, wanted: u32, made: u32, offers: &Offers) -> VgpuRefusal {
         let alone = self.kept.is_empty() && made == 0;
         if !offers.known(kind) && (offers.is_complete() || (alone && self.surplus.is_empty())) {
-            return unknown(self.gpu, kind, offers);
+            return unknown(world, self.gpu, kind, offers);
         }
         let size = |kind: &str| shape(kind).filter(|shape| shape.slices.is_none()).map(|shape| shape.framebuffer);
-        let beside = self.kept.iter().filter_map(|vgpu| vgpu.kind()).find(|other| size(other) != size(kind));
+        let others = self.kept.iter().filter(|_| !self.takes_all_sizes()).filter_map(|vgpu| vgpu.kind());
+        let beside = others.into_iter().find(|other| size(other) != size(kind));
         match beside {
             // Only its own size is listed: it is not that there is no room at all.
             Some(beside)

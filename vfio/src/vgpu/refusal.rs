@@ -50,6 +50,17 @@ pub enum VgpuRefusal {
     /// MIG mode is a property of the whole GPU.
     #[error("gpu {gpu}: the layout mixes {mig}, which needs MIG mode, and {shared}, which needs it off; use one sort")]
     MixedMig { gpu: PciAddress, mig: String, shared: String },
+    /// Boards before Hopper take another MIG mode with a reset only.
+    #[error(
+        "gpu {gpu}: MIG mode is to be {} and waits for a reset of the GPU: end what uses it and run nvidia-smi --gpu-reset -i {gpu}, or reboot the node",
+        if *on { "on" } else { "off" }
+    )]
+    MigNeedsReset { gpu: PciAddress, on: bool },
+    /// GPU instances that are there, or in use, leave no place.
+    #[error(
+        "gpu {gpu}: {wanted} GPU instances {name} are needed, {made} are there, and there is room for {most} at most beside the others: ask for fewer, or remove others that no VM uses (nvidia-smi mig -i {gpu} -lgi lists them)"
+    )]
+    NoGpuInstance { gpu: PciAddress, name: String, wanted: u32, made: u32, most: u32 },
     /// The kernel lists no place for one more.
     #[error("gpu {gpu} is full: {wanted} {kind} are asked for, {made} are there, and {}; ask for fewer", limit(*most, *wanted, offered))]
     Full { gpu: PciAddress, kind: String, wanted: u32, made: u32, most: Option<u32>, offered: Vec<String> },
@@ -66,6 +77,8 @@ impl VgpuRefusal {
             Self::UnknownType { .. } => "UnknownVgpuType",
             Self::Homogeneous { .. } => "FramebufferSizesDiffer",
             Self::MixedMig { .. } => "MigAndTimeSliced",
+            Self::MigNeedsReset { .. } => "MigNeedsReset",
+            Self::NoGpuInstance { .. } => "NoGpuInstance",
             Self::Full { .. } => "GpuFull",
         }
     }
@@ -80,6 +93,8 @@ impl VgpuRefusal {
             | Self::UnknownType { .. }
             | Self::Homogeneous { .. }
             | Self::MixedMig { .. }
+            | Self::MigNeedsReset { .. }
+            | Self::NoGpuInstance { .. }
             | Self::Full { .. } => false,
         }
     }

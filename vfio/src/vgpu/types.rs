@@ -30,6 +30,13 @@ pub fn shape(kind: &str) -> Option<Shape<'_>> {
     (slices.is_some() || suffix.is_empty()).then_some(Shape { framebuffer, slices, suffix })
 }
 
+/// What all types of a board begin with: `RTX6000-Ada` of `RTX6000-Ada-2Q`, `A100` of `A100-2-10C`. `None`: see [`shape`].
+pub(super) fn family(kind: &str) -> Option<&str> {
+    let shape = shape(kind)?;
+    let (board, _) = kind.rsplit_once('-')?;
+    if shape.slices.is_some() { Some(board.rsplit_once('-')?.0) } else { Some(board) }
+}
+
 /// The GPU instance profile of a MIG-backed type as `nvidia-smi mig` names it: `H100-1-10CME` is on `1g.10gb+me`.
 pub fn mig_profile(kind: &str) -> Option<String> {
     let Shape { framebuffer, slices, suffix } = shape(kind)?;
@@ -72,6 +79,14 @@ mod tests {
         for unknown in ["A16-8E", "A100-1-5Cme", "A100-1-5Cab", "A100-5CME", "i915-GVTg_V5_4", "A10", "A10-Q"] {
             assert_eq!(of(unknown), None, "{unknown}");
         }
+    }
+
+    #[test]
+    fn the_board_is_what_its_types_begin_with() {
+        for (kind, board) in [("A100-4C", "A100"), ("A100-2-10CME", "A100"), ("RTX6000-Ada-2Q", "RTX6000-Ada")] {
+            assert_eq!(family(kind), Some(board), "{kind}");
+        }
+        assert_eq!(family("i915-GVTg_V5_4"), None);
     }
 
     #[test]

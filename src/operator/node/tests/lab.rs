@@ -110,6 +110,7 @@ impl Lab {
             users: &Users::default(),
             layouts: self.layouts.as_ref(),
             leave: &Leave::Free,
+            upgrade: None,
             epoch: 7,
         };
         let decision = decide(&observed);
@@ -146,7 +147,12 @@ impl Lab {
         self.pods = drivers
             .into_iter()
             .filter(|(_, gate)| wanted(gate))
-            .map(|(name, gate)| OperandPod { uid: name.to_owned(), name: format!("{name}-x"), gates: [gate].into() })
+            .map(|(name, gate)| OperandPod {
+                uid: name.to_owned(),
+                name: format!("{name}-x"),
+                gates: [gate].into(),
+                ready: true,
+            })
             .collect();
         let loaded = !self.pods.is_empty();
         let agent = self.agent();
@@ -203,6 +209,7 @@ impl Lab {
             command: "qemu-system-x86".to_owned(),
             path: "/dev/vfio/1".to_owned(),
             pod: pod.map(str::to_owned),
+            vm: None,
         };
         self.agent().gpus[0].holders = vec![holder];
     }

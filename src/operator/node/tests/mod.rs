@@ -296,6 +296,7 @@ fn a_hint_without_a_report_is_worth_one_label() {
         users: &Users::default(),
         layouts: None,
         leave: &Leave::Free,
+        upgrade: None,
         epoch: 1,
     };
     let decision = decide(&observed);
@@ -333,7 +334,7 @@ fn a_check_that_has_failed_is_the_nodes_reason_while_checks_are_asked_for() {
     let mut lab = Lab::container();
     lab.policy.checks = true;
     let failed = crds::conditions::Verdict::no(crds::conditions::CUDA_VALIDATED, "Failed", "GPU 0 computes wrongly");
-    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::now());
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::now());
     lab.agent().conditions = crds::conditions::merge(&[], &[failed], Some(1), &now);
     lab.settle();
     let operator = lab.operator();

@@ -155,8 +155,13 @@ fn where_the_admin_makes_the_vgpus_none_is_asked_for() {
 #[test]
 fn a_vm_with_a_vgpu_keeps_the_node_in_its_mode() {
     let mut lab = vgpu_node();
-    let holder =
-        Holder { pid: 7, command: "qemu".to_owned(), path: "/dev/vfio/9".to_owned(), pod: Some("vm".to_owned()) };
+    let holder = Holder {
+        pid: 7,
+        command: "qemu".to_owned(),
+        path: "/dev/vfio/9".to_owned(),
+        pod: Some("vm".to_owned()),
+        vm: None,
+    };
     let instance = VgpuInstance { id: "uuid".to_owned(), holders: vec![holder], ..VgpuInstance::default() };
     lab.agent().gpus[0].vgpu = Some(VgpuStatus { instances: vec![instance], ..VgpuStatus::default() });
     lab.label("container");

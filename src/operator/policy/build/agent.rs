@@ -58,6 +58,7 @@ fn pod(settings: &Settings, installation: &Installation) -> PodSpec {
                 "agent".to_owned(),
                 "--host-root=/host".to_owned(),
                 format!("--kubelet-root={}", settings.common.kubelet_root),
+                format!("--driver-root={}", settings.common.driver_install_dir),
                 format!("--resync-seconds={}", settings.agent.resync_seconds),
                 format!("--listen=0.0.0.0:{PORT}"),
             ]),

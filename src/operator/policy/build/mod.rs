@@ -72,6 +72,8 @@ pub struct Operands {
 
 /// `app.kubernetes.io/component` of the pods that bring a vGPU host driver.
 pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, driver::HOST_MANAGER];
+/// Components whose pods load a kernel driver: a node gets a new one only by a change of its own.
+pub const DRIVERS: [&str; 3] = [driver::COMPONENT, vgpu_manager::COMPONENT, driver::HOST_MANAGER];
 
 pub const AGENT: &str = "gpuvirt-agent";
 

@@ -150,6 +150,7 @@ mod tests {
             version: "4.16".to_owned(),
             proxy: Proxy { https: Some("http://proxy:3128".to_owned()), ..Proxy::default() },
             trusted_ca: true,
+            stream: true,
             toolkits: [(RHCOS.to_owned(), "quay.example/dtk@sha256:ab".to_owned())].into(),
         }
     }

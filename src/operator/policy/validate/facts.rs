@@ -47,6 +47,8 @@ pub struct OpenShift {
     pub proxy: Proxy,
     /// The proxy has certificates of its own.
     pub trusted_ca: bool,
+    /// The driver toolkit's `ImageStream` is there.
+    pub stream: bool,
     /// Images that can build kernel modules, by version of Red Hat CoreOS.
     pub toolkits: BTreeMap<String, String>,
 }

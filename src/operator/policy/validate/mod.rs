@@ -13,6 +13,8 @@ pub(super) mod tests;
 mod toolkit;
 mod vgpu;
 
+use std::collections::BTreeMap;
+
 use crds::{
     labels,
     v1::{ClusterPolicy, ClusterPolicySpec, SandboxMode},
@@ -35,12 +37,13 @@ pub use self::{
     },
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::transition::rules::Rules;
 use crate::operator::{
+    host::label_value,
     node::{
         gates,
         mode::{NodePolicy, Sandbox},
     },
+    transition::{Unusable, Upgrade, Upgrades, rules::Rules, windows::Windows},
     vgpu::LayoutSource,
 };
 
@@ -156,7 +159,8 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         checks: stack::enabled(&policy.spec).contains(&true),
         driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),
-        rules: rules(config).unwrap_or_default(),
+        rules: Rules { windows: windows(config).unwrap_or(Windows::Unknown), ..rules(config).unwrap_or_default() },
+        upgrades: upgrades(&policy.spec, config, drivers, &mut Vec::new()),
         claims: match uses_objects(&policy.spec) {
             true => drivers.map(NVIDIADrivers::claims),
             false => Some(Vec::new()),
@@ -192,6 +196,8 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     let spec = &policy.spec;
     let mut problems: Vec<Problem> = config.resource_aliases.iter().filter_map(reserved).collect();
     problems.extend(rules(config).err());
+    problems.extend(windows(config).err());
+    upgrades(spec, config, facts.nvidia_drivers.as_ref(), &mut problems);
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
@@ -234,11 +240,46 @@ fn reserved(alias: &ResourceAlias) -> Option<Problem> {
     })
 }
 
+/// Drivers whose upgrades cannot be followed are renewed by hand.
+fn upgrades(
+    spec: &ClusterPolicySpec,
+    config: &GPUVirtConfigSpec,
+    drivers: Option<&NVIDIADrivers>,
+    problems: &mut Vec<Problem>,
+) -> Upgrades {
+    let mut usable = |field: String, upgrade: Result<Option<Upgrade>, Unusable>| {
+        upgrade.unwrap_or_else(|error| {
+            let message =
+                format!("{field} is not used, and drivers are not upgraded by themselves: {error}; correct it");
+            problems.push(Problem { reason: "InvalidUpgradePolicy", message });
+            None
+        })
+    };
+    let policy = usable("spec.driver.upgradePolicy".to_owned(), Upgrade::new(&spec.driver.upgrade_policy, config));
+    let mut objects = BTreeMap::new();
+    for driver in drivers.into_iter().flat_map(|drivers| &drivers.all).filter(|_| uses_objects(spec)) {
+        let name = driver.name_any();
+        let upgrade = Upgrade::of_object(&driver.spec.upgrade_policy, config);
+        // As the set's label has it.
+        objects.insert(label_value(&name), usable(format!("NVIDIADriver {name}: spec.upgradePolicy"), upgrade));
+    }
+    Upgrades { policy, objects }
+}
+
 fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
     Rules::new(config.evict, &config.budget).map_err(|error| Problem {
         reason: "InvalidBudget",
         message: format!(
             "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
+        ),
+    })
+}
+
+fn windows(config: &GPUVirtConfigSpec) -> Result<Windows, Problem> {
+    Windows::read(&config.maintenance_windows).map_err(|error| Problem {
+        reason: "InvalidMaintenanceWindow",
+        message: format!(
+            "GPUVirtConfig default: maintenanceWindows are not used, and those before them count (after a restart of the operator: none opens): {error}; correct it"
         ),
     })
 }

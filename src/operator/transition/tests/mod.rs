@@ -2,7 +2,7 @@
 
 mod properties;
 
-use crds::v1alpha1::{Evict, TransitionPhase as Phase};
+use crds::v1alpha1::{Evict, MaintenanceWindow, TransitionPhase as Phase};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
     plan::Affected,
     rules::{Cordon, Rules},
     state::{Action, Gate, Leave, Observed, Progress, Transition},
+    windows::Windows,
 };
 use crate::operator::node::Blocked;
 
@@ -25,6 +26,7 @@ struct World {
     awaited: Vec<String>,
     approved: bool,
     slot: bool,
+    halted: Option<Blocked>,
     gate: Gate,
     progress: Progress,
 }
@@ -58,6 +60,7 @@ impl World {
             awaited: Vec::new(),
             approved: false,
             slot: true,
+            halted: None,
             gate: Gate::Open,
             progress: old(),
         }
@@ -81,7 +84,8 @@ impl World {
             affected: &self.affected,
             awaited: &self.awaited,
             approved: self.approved,
-            slot: self.slot,
+            slot: self.slot && self.halted.is_none(),
+            halted: self.halted.clone(),
             gate: self.gate,
             progress: self.progress.clone(),
         }
@@ -102,6 +106,10 @@ impl World {
                 if self.approved {
                     self.affected.vms.clear();
                 }
+            }
+            Action::Renew => {
+                assert!(self.affected.is_empty(), "never under a user");
+                self.progress = Progress::Switching { message: "the new pod comes".to_owned() };
             }
         }
         (path.last().cloned().unwrap(), action)
@@ -244,6 +252,38 @@ fn a_node_waits_for_its_place_and_takes_none_while_it_waits() {
     assert!(at.deadline.is_some_and(|deadline| deadline > world.now), "it is said again, and goes on waiting");
     world.slot = true;
     assert_eq!(world.settle(at).phase, Phase::Quiesce);
+}
+
+#[test]
+fn outside_of_the_windows_no_change_begins_and_one_that_has_begun_goes_on() {
+    let mut world = World::idle();
+    // 1970-01-12T13:46:40Z.
+    let window =
+        MaintenanceWindow { schedule: "0 22 * * *".to_owned(), duration: "1h".to_owned(), time_zone: "UTC".to_owned() };
+    world.rules.windows = Windows::read(&[window]).unwrap();
+    let at = world.settle(world.begin());
+    assert_eq!((at.phase, at.reason.as_str()), (Phase::WaitForSlot, "OutsideMaintenanceWindow"));
+    assert!(at.message.contains("1970-01-12 at 22:00"), "{}", at.message);
+    let opens = at.deadline.unwrap();
+    assert_eq!(opens.to_string(), "1970-01-12T22:00:00Z", "the next look is when it opens");
+
+    world.affected = vm();
+    let at = world.settle(at);
+    assert_eq!(at.reason, "GPUInUse", "what needs somebody is said at once");
+    world.affected = Affected::default();
+    let at = world.settle(at);
+    assert_eq!(at.reason, "OutsideMaintenanceWindow");
+
+    world.now = opens;
+    world.slot = false;
+    let at = world.settle(at);
+    assert_eq!((at.phase, at.reason.as_str()), (Phase::WaitForSlot, "WaitingForSlot"));
+    world.slot = true;
+    let at = world.settle(at);
+    assert_eq!(at.phase, Phase::Quiesce);
+    world.later(SignedDuration::from_hours(1));
+    world.progress = Progress::Reached { unready: None };
+    assert_eq!(world.settle(at).phase, Phase::Done);
 }
 
 #[test]

@@ -41,18 +41,21 @@ prop_compose! {
         evict in prop::sample::select(vec![Evict::Never, Evict::Pods, Evict::PodsAndVms]),
         cordon in prop::sample::select(vec![Cordon::WhenInUse, Cordon::Always]),
         completion in prop::option::of(Just(SignedDuration::from_mins(5))),
+        drain in prop::option::of(Just(SignedDuration::from_mins(7))),
         approved: bool,
         slot: bool,
+        halted in prop::option::weighted(0.1, Just(why("Halted"))),
         gate in prop::sample::select(vec![Gate::Open, Gate::Ours, Gate::Others]),
         progress in prop::sample::select(vec![
             Progress::Looking, old(), Progress::Switching { message: String::new() }, Progress::Refused(why("GPUInUse")),
+            Progress::Replaceable, Progress::Broken(why("CrashLoopBackOff")),
             Progress::Reached { unready: None }, Progress::Reached { unready: Some(why("NotRegistered")) },
         ]),
         seconds in 0..200_000_i64,
     ) -> World {
-        let rules = Rules { evict, cordon, completion, ..Rules::default() };
+        let rules = Rules { evict, cordon, completion, drain, ..Rules::default() };
         let now = Timestamp::from_second(1_000_000 + seconds).unwrap();
-        World { now, rules, wanted, held, obstacle, affected, awaited, approved, slot, gate, progress }
+        World { now, rules, wanted, held, obstacle, affected, awaited, approved, slot, halted, gate, progress }
     }
 }
 
@@ -63,7 +66,7 @@ prop_compose! {
         since in 0..100_000_i64,
         patience in 0..100_000_i64,
         retry: bool,
-        reason in prop::sample::select(vec!["GPUInUse", "EvictionTimedOut", "TakenBack"]),
+        reason in prop::sample::select(vec!["GPUInUse", "EvictionTimedOut", "TakenBack", "Draining"]),
     ) -> Transition {
         let since = Timestamp::from_second(1_000_000 + since).unwrap();
         let waits = matches!(phase.stage(), Stage::Approach | Stage::Passage) || phase == Phase::Blocked && retry;
@@ -82,7 +85,10 @@ proptest! {
     #[test]
     fn one_look_keeps_every_promise(at in transitions(), mut world in worlds()) {
         // Who has a place keeps it.
-        world.slot |= at.occupies();
+        if at.occupies() {
+            world.slot = true;
+            world.halted = None;
+        }
         let observed = world.observed();
         let (path, action) = advance(&at, &observed);
         let after = path.last().unwrap();
@@ -114,14 +120,28 @@ proptest! {
         }
         prop_assert!(!after.reason.is_empty());
         prop_assert!(path.len() <= PHASES.len(), "it went in a circle: {:?}", path);
-        if matches!(at.phase, Phase::Done | Phase::Failed) {
+        if at.phase == Phase::Done {
             prop_assert_eq!(after, &at, "an end is an end");
+        }
+        if at.phase == Phase::Failed && after.phase != Phase::Failed {
+            prop_assert!(world.progress == Progress::Reached { unready: None }, "only what serves has recovered");
+        }
+        if action == Action::Renew {
+            prop_assert!(!users && after.switched && after.phase == Phase::Switch);
+            prop_assert!(world.progress == Progress::Replaceable);
+        }
+        if after.phase == Phase::Cordon && at.phase == Phase::WaitForSlot {
+            prop_assert!(world.halted.is_none(), "it began while others have failed");
         }
     }
 
     /// However it has begun, once the world is well and stays so, the change ends.
     #[test]
-    fn every_path_ends_once_the_world_is_well(at in transitions(), mut seen in prop::collection::vec(worlds(), 0..6)) {
+    fn every_path_ends_once_the_world_is_well(
+        at in transitions(),
+        mut seen in prop::collection::vec(worlds(), 0..6),
+        renews: bool,
+    ) {
         let mut at = at;
         let mut gate = Gate::Open;
         let mut now = Timestamp::from_second(1_300_000).unwrap();
@@ -133,6 +153,9 @@ proptest! {
             now += SignedDuration::from_mins(1);
         }
         let mut world = World { now, gate, ..World::idle() };
+        if renews {
+            world.rules.cordon = Cordon::Always;
+        }
         for _ in 0..40 {
             if matches!(at.phase, Phase::Done | Phase::Failed) && world.gate == Gate::Open {
                 break;
@@ -140,6 +163,7 @@ proptest! {
             at = world.look(&at).0;
             world.later(SignedDuration::from_mins(5));
             world.progress = match (at.phase, at.switched) {
+                (Phase::Quiesce, _) if renews => Progress::Replaceable,
                 (Phase::Quiesce, _) => Progress::Switching { message: String::new() },
                 (_, true) => Progress::Reached { unready: None },
                 (_, false) => old(),

@@ -247,7 +247,7 @@ fn a_gpu_without_a_framework_says_why() {
             "{{ kernel: 6.8.0, os: ubuntu 24.04, drivers: [vfio-pci], loaded: [{loaded}], functions: {{ \"{L40S}\": {{ ids: \"10de:26b9\", class: \"030200\", {driver} group: 47 {vfs} }} }} }}"
         );
         let lab = Lab::of(Machine::from_yaml(&yaml));
-        match framework(&lab.view().inventory, &lab.view().inventory.functions[&super::address(L40S)]) {
+        match framework(&lab.view().inventory, &lab.view().inventory.functions[&super::address(L40S)], None) {
             Framework::None(why) => why.reason(),
             found @ (Framework::Mdev | Framework::VendorVfio) => panic!("{found:?}"),
         }
@@ -257,4 +257,25 @@ fn a_gpu_without_a_framework_says_why() {
     assert_eq!(machine("driver: nvidia,", "nvidia", ", vfs: 16"), "NoVgpuDriver");
     assert_eq!(machine("driver: nvidia,", "nvidia_vgpu_vfio", ", vfs: 16"), "NoVirtualFunctions");
     assert_eq!(machine("driver: nvidia,", "nvidia_vgpu_vfio", ""), "NoSriov");
+}
+
+#[test]
+fn nothing_is_removed_for_a_type_of_another_board() {
+    let mut lab = fresh(false, false);
+    done(lab.apply(L40S, &layout(&[("L40S-48Q", 1)])));
+    let (steps, refusal) = refused(lab.apply(L40S, &layout(&[("A10-24Q", 1)])));
+    assert_eq!((steps, refusal.reason()), (vec![], "UnknownVgpuType"));
+    assert_eq!(lab.counts(L40S), layout(&[("L40S-48Q", 1)]));
+}
+
+#[test]
+fn functions_that_get_no_driver_by_the_administrators_choice_are_left_without_one_and_named() {
+    let mut lab = fresh(false, false);
+    let choice = format!("/sys/bus/pci/devices/{L40S}/sriov_drivers_autoprobe");
+    lab.machine.write(&choice, "0\n");
+    let (_, result) = lab.apply(L40S, &layout(&[("L40S-24Q", 1)]));
+    let Err(ApplyError::Refused(refusal)) = result else { panic!("{result:?}") };
+    assert_eq!(refusal.reason(), "VirtualFunctionsUnbound");
+    assert!(refusal.to_string().contains("sriov_drivers_autoprobe"), "{refusal}");
+    assert!(!lab.kernel.writes.iter().any(|write| write.contains("autoprobe")), "it is the administrator's");
 }

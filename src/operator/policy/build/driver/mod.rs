@@ -33,7 +33,7 @@ use crate::operator::{
     policy::validate::{DRIVER, Driver, PRIORITY_CLASS, Placement, Pool, Rdma, Rollout, Settings, fnv1a, gpu_nodes},
 };
 
-const COMPONENT: &str = "nvidia-driver";
+pub(super) const COMPONENT: &str = "nvidia-driver";
 /// Of a host driver that an `NVIDIADriver` asks for.
 pub(super) const HOST_MANAGER: &str = "nvidia-vgpu-host-manager";
 pub(super) const PROBE_SCRIPT: &str = "nvidia-driver-startup-probe";

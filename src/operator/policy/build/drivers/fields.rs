@@ -20,7 +20,6 @@ enum Effect {
     Unused(&'static str),
 }
 
-const UPGRADES: &str = "driver pods are renewed by hand in this version";
 const MANAGER: &str = "prepare-driver is our own program";
 
 fn text() -> [Value; 2] {
@@ -44,6 +43,7 @@ fn effect(field: &str) -> Option<Effect> {
     use Effect::{Changes, Elsewhere, Unused};
     Some(match field {
         "default" | "nodeSelector" => Elsewhere,
+        field if field.starts_with("upgradePolicy.") => Elsewhere,
         // Those and their names: each kind is a set of its own.
         "driverType" => Changes(&["*", ".*"], [json!("vgpu"), json!("vgpu-host-manager")]),
         "usePrecompiled" => Changes(&["*", ".*"], bools()),
@@ -96,7 +96,6 @@ fn effect(field: &str) -> Option<Effect> {
                 Value::Null,
             ],
         ),
-        field if field.starts_with("upgradePolicy.") => Unused(UPGRADES),
         field if field.starts_with("manager.") => Unused(MANAGER),
         field => return sidecar(field),
     })

@@ -149,6 +149,7 @@ fn common() -> Vec<Row> {
                 "DaemonSet * spec.template.spec.volumes[driver-install-dir].hostPath.path",
                 "DaemonSet * spec.template.spec.volumes[nv-firmware].hostPath.path",
                 "DaemonSet * spec.template.spec.initContainers[driver-validation].args[3]",
+                "DaemonSet gpuvirt-agent spec.template.spec.containers[agent].args[3]",
             ],
         ),
         changes(

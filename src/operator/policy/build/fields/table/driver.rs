@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{DRIVER, Effect, Of, PLUGIN, Row, changes, container, digest, unused_below, with};
+use super::{DRIVER, Effect, Of, PLUGIN, Row, below, changes, container, digest, elsewhere, unused_below, with};
 
 pub(super) fn rows() -> Vec<Row> {
     [driver(), sidecars(), without_effect()].into_iter().flatten().collect()
@@ -118,7 +118,7 @@ fn without_effect() -> Vec<Row> {
         &["env", "image", "imagePullPolicy", "imagePullSecrets", "repository", "version"],
         "prepare-driver is our own program: condition ImagesNotUsed",
     ));
-    rows.extend(unused_below(
+    let fields = below(
         "driver.upgradePolicy",
         &[
             "autoUpgrade",
@@ -135,7 +135,9 @@ fn without_effect() -> Vec<Row> {
             "waitForCompletion.podSelector",
             "waitForCompletion.timeoutSeconds",
         ],
-        "driver pods are renewed by hand in this version: values.yaml says so",
-    ));
+    );
+    rows.extend(
+        fields.iter().map(|field| elsewhere(field, "how nodes get a new driver: operator::transition::upgrade")),
+    );
     rows
 }

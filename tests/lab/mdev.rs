@@ -49,7 +49,7 @@ impl Lab {
 
 #[test]
 fn labels_make_vgpus_and_offer_them_and_a_vm_keeps_its_own_while_the_rest_changes() {
-    lab(async |lab| {
+    lab(WorkloadMode::VmPassthrough, async |lab, _| {
         lab.label_vgpus("T4-4Q").await;
         lab.until_serving(WorkloadMode::VmVgpu).await;
         lab.until_allocatable(Q4, "8").await;

@@ -1,4 +1,8 @@
-//! What the operator counts of its operands.
+//! What the operator counts of its operands; in [`peer`] the same under the names that dashboards of the peer ask for.
+
+mod peer;
+
+pub use self::peer::{Peer, Round};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

@@ -1,0 +1,181 @@
+//! Which nodes have a driver pod that is not the newest of its DaemonSet.
+//!
+//! A driver's DaemonSet is `OnDelete`: a new revision reaches a node by a change of that node. While every set is current
+//! nothing is watched; else the driver pods are, and compared with their set's newest `ControllerRevision`.
+
+mod look;
+mod report;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use crds::{
+    conditions::Verdict,
+    labels,
+    v1alpha1::{DriverRenewal, GPUTransition, TransitionPhase},
+};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
+use kube::{
+    Api, Client, ResourceExt,
+    api::ListParams,
+    runtime::{reflector::Store, watcher},
+};
+use tokio::{sync::Notify, time::sleep};
+
+pub use self::look::{NodeDriver, Old, Seen, Set, State};
+use self::look::{Revision, is_driver, is_of, newest, of_node, outdated, ready, selects, set, settled, slim};
+use super::{
+    pod_watches::PodWatches,
+    policy::DRIVERS,
+    transition::Upgrades,
+    world::{NodeWork, Wake, World},
+};
+const RETRY: Duration = Duration::from_secs(5);
+/// All driver pods are one watch.
+const KEY: &str = "drivers";
+
+pub struct Drivers {
+    revisions: Api<ControllerRevision>,
+    sets: Store<DaemonSet>,
+    world: World,
+    pods: PodWatches,
+    due: Arc<Notify>,
+    wake: Wake,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Known {
+    /// Whether there is something to renew, or to watch; unset before the first look.
+    watching: Option<bool>,
+    /// By the set's name: of which generation, and the newest revision.
+    revisions: BTreeMap<String, (Option<i64>, Revision)>,
+}
+
+impl Drivers {
+    pub fn new(client: &Client, namespace: &str, world: &World, wake: &Wake) -> Self {
+        Self {
+            revisions: Api::namespaced(client.clone(), namespace),
+            sets: world.daemon_sets.clone(),
+            world: world.clone(),
+            pods: PodWatches::new(client.clone(), namespace, slim),
+            due: wake.drivers.clone(),
+            wake: wake.clone(),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Runs for as long as the process does.
+    pub async fn run(&self) {
+        loop {
+            self.due.notified().await;
+            while let Err(error) = self.look().await {
+                tracing::warn!(%error, "revisions of drivers cannot be listed, trying again");
+                sleep(RETRY).await;
+            }
+        }
+    }
+
+    async fn look(&self) -> Result<(), kube::Error> {
+        let sets: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let under_way = self.world.transitions.state().iter().any(|object| object.0.as_ref().is_ok_and(renews));
+        let watching = under_way || !sets.iter().all(|set| settled(set));
+        let mut revisions = BTreeMap::new();
+        for set in sets.iter().filter(|_| watching) {
+            // What the controller has not seen has no revision yet; its status comes, and wakes us.
+            let observed = set.status.as_ref().and_then(|status| status.observed_generation);
+            if observed < set.metadata.generation {
+                continue;
+            }
+            let known = self.known().revisions.get(&set.name_any()).cloned();
+            let found = match known.filter(|(generation, _)| *generation == set.metadata.generation) {
+                Some((_, newest)) => Some(newest),
+                None => newest(set, &self.revisions_of(set).await?),
+            };
+            revisions.extend(found.map(|newest| (set.name_any(), (set.metadata.generation, newest))));
+        }
+        match watching {
+            true => self.watch(),
+            false => self.pods.forget(KEY),
+        }
+        let now = Known { watching: Some(watching), revisions };
+        let changed = *self.known() != now;
+        *self.known() = now;
+        if changed {
+            self.wake.node(NodeWork::All);
+            self.wake.policy.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn revisions_of(&self, set: &DaemonSet) -> Result<Vec<ControllerRevision>, kube::Error> {
+        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
+        let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+        Ok(self.revisions.list(&ListParams::default().labels(&by.join(","))).await?.items)
+    }
+
+    fn watch(&self) {
+        let components = format!("{} in ({})", labels::APP_COMPONENT, DRIVERS.join(","));
+        let config = watcher::Config::default().labels(&components);
+        let wake = self.wake.clone();
+        self.pods.watch(KEY, config, move |pod| {
+            let node = pod.map(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()));
+            match node {
+                None => wake.node(NodeWork::All),
+                Some(Some(node)) => wake.node(NodeWork::One(node)),
+                Some(None) => {}
+            }
+            wake.policy.notify_one();
+        });
+    }
+
+    /// The driver of a node with these labels.
+    pub fn of(&self, node: &str, labels: &BTreeMap<String, String>) -> NodeDriver {
+        let live: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let Some(own) = live.iter().find(|set| selects(set, labels)) else { return NodeDriver::None };
+        let known = self.known();
+        match known.watching {
+            None => NodeDriver::Unknown,
+            Some(false) => NodeDriver::Settled { set: set(own) },
+            Some(true) => {
+                let newest = known.revisions.get(&own.name_any()).map(|(_, revision)| revision.clone());
+                match (newest, self.pods.get(KEY)) {
+                    (Some(newest), Some(pods)) => NodeDriver::Seen(Box::new(of_node(node, own, &newest, &live, &pods))),
+                    (_, _) => NodeDriver::Unknown,
+                }
+            }
+        }
+    }
+
+    /// Whether all nodes have their newest driver, and if not, why.
+    pub fn verdict(&self, upgrades: &Upgrades) -> Verdict {
+        let live: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let changes = self.world.transitions.state();
+        let changes: Vec<GPUTransition> = changes.iter().filter_map(|object| object.0.as_ref().ok().cloned()).collect();
+        let pods = self.pods.get(KEY).unwrap_or_default();
+        let known = self.known();
+        let newest = |set: &str| known.revisions.get(set).map(|(_, revision)| revision.hash.clone());
+        report::verdict(&outdated(&live, newest, &pods), &changes, upgrades)
+    }
+
+    /// Whether the newest revision of a set has come to serve on a node that is not among `changing`.
+    pub fn proven(&self, driver: &DriverRenewal, changing: &BTreeSet<String>) -> bool {
+        let pods = self.pods.get(KEY).unwrap_or_default();
+        pods.iter().any(|pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+            is_of(pod, &driver.daemon_set, &driver.revision) && ready(pod) && !changing.contains(node)
+        })
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().expect("revisions lock should not be poisoned")
+    }
+}
+
+fn renews(object: &GPUTransition) -> bool {
+    let phase = object.status.as_ref().map(|status| status.phase);
+    object.spec.driver.is_some() && phase != Some(TransitionPhase::Done)
+}

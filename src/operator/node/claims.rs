@@ -1,0 +1,134 @@
+//! Pods that have a node's GPUs by a `ResourceClaim`: NVIDIA's driver for dynamic resource allocation tells no device plugin.
+//!
+//! Claims are listed only while a node is to change, and not watched: whoever waits for one looks again.
+
+use std::{
+    collections::HashMap,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
+};
+use serde_json::Value;
+
+/// NVIDIA's driver for whole GPUs and parts of them; its pools have the names of nodes.
+const DRIVER: &str = "gpu.nvidia.com";
+/// Looks of one node that follow each other share a list.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// A pod that a claim is reserved for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claimant {
+    /// `namespace/name`.
+    pub pod: String,
+    pub uid: String,
+    /// `namespace/name` of the virtual machine instance that it runs.
+    pub vmi: Option<String>,
+    /// `namespace/name` of the claim.
+    pub claim: String,
+    /// As the driver calls them: `gpu-0`.
+    pub devices: Vec<String>,
+}
+
+#[derive(Default)]
+pub struct Claims(Mutex<HashMap<String, (Instant, Vec<Claimant>)>>);
+
+impl Claims {
+    /// Who has GPUs of `node`. A cluster without claims (`resource.k8s.io/v1`, from Kubernetes 1.34) has nobody.
+    pub async fn of(&self, client: &Client, node: &str) -> Result<Vec<Claimant>, kube::Error> {
+        let known = self.0.lock().expect("claims lock should not be poisoned").get(node).cloned();
+        if let Some((at, claimants)) = known
+            && at.elapsed() < FRESH
+        {
+            return Ok(claimants);
+        }
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"));
+        let claims: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+        let listed = match claims.list(&ListParams::default()).await {
+            Ok(listed) => listed.items,
+            Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let claimants: Vec<Claimant> = listed.iter().flat_map(|claim| of(claim, node)).collect();
+        let mut all = self.0.lock().expect("claims lock should not be poisoned");
+        all.insert(node.to_owned(), (Instant::now(), claimants.clone()));
+        Ok(claimants)
+    }
+
+    pub fn forget(&self, node: &str) {
+        self.0.lock().expect("claims lock should not be poisoned").remove(node);
+    }
+}
+
+/// Of one claim.
+fn of(claim: &DynamicObject, node: &str) -> Vec<Claimant> {
+    let list = |path: &str| claim.data.pointer(path).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let results = list("/status/allocation/devices/results").iter();
+    let here = results.filter(|result| result["driver"] == DRIVER && result["pool"] == node);
+    let devices: Vec<String> = here.filter_map(|result| Some(result["device"].as_str()?.to_owned())).collect();
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    let namespace = claim.namespace().unwrap_or_default();
+    let pods = list("/status/reservedFor").iter().filter(|user| user["resource"] == "pods");
+    let claimant = |user: &Value| {
+        Some(Claimant {
+            pod: format!("{namespace}/{}", user["name"].as_str()?),
+            uid: user["uid"].as_str()?.to_owned(),
+            vmi: None,
+            claim: format!("{namespace}/{}", claim.name_any()),
+            devices: devices.clone(),
+        })
+    };
+    pods.filter_map(claimant).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(driver: &str, pool: &str) -> DynamicObject {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "ml", "name": "one-gpu"},
+            "status": {
+                "allocation": {"devices": {"results": [
+                    {"request": "gpu", "driver": driver, "pool": pool, "device": "gpu-0"},
+                    {"request": "nic", "driver": "nic.example.com", "pool": pool, "device": "nic-0"},
+                ]}},
+                "reservedFor": [
+                    {"resource": "pods", "name": "train", "uid": "u-1"},
+                    {"apiGroup": "example.com", "resource": "others", "name": "x", "uid": "u-2"},
+                ],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_claim_of_nvidias_driver_on_this_node_has_the_pods_that_it_is_reserved_for() {
+        let expected = Claimant {
+            pod: "ml/train".to_owned(),
+            uid: "u-1".to_owned(),
+            vmi: None,
+            claim: "ml/one-gpu".to_owned(),
+            devices: vec!["gpu-0".to_owned()],
+        };
+        assert_eq!(of(&claim(DRIVER, "n1"), "n1"), [expected]);
+    }
+
+    #[test]
+    fn another_node_another_driver_and_a_claim_that_nobody_has_are_nobodys() {
+        assert_eq!(of(&claim(DRIVER, "n2"), "n1"), []);
+        assert_eq!(of(&claim("gpu.example.com", "n1"), "n1"), []);
+        let mut free = claim(DRIVER, "n1");
+        free.data["status"]["reservedFor"] = json!([]);
+        assert_eq!(of(&free, "n1"), []);
+        free.data["status"] = json!({});
+        assert_eq!(of(&free, "n1"), [], "it is not allocated");
+    }
+}
