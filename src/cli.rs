@@ -13,7 +13,7 @@ use crate::{
     agent,
     cluster_command::{Target, approve, explain, ready},
     cuda,
-    host_command::{Subject, inspect, plan},
+    host_command::{Subject, inspect},
     nvml,
     operator::{self, policy::Installation, uninstall},
     shutdown::Shutdown,

@@ -103,7 +103,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
         match path.is_dir() {
             true if name != "tests" && !other => files(&path, found),
             false if path.extension().is_some_and(|end| end == "rs") && !name.ends_with("tests.rs") && !other => {
-                found.push(path)
+                found.push(path);
             }
             true | false => {}
         }

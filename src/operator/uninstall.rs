@@ -16,12 +16,11 @@ use kube::{
     core::DeserializeGuard,
     runtime::wait::{await_condition, conditions},
 };
-use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::{LEASE, policy::Metrics};
-use crate::{cluster::lease, shutdown::Shutdown};
+use super::LEASE;
+use crate::{cluster::lease, shutdown::Shutdown, telemetry::Telemetry};
 
 /// How often a living operator is asked whether it still lives: it may run on a node that is being drained.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
@@ -143,9 +142,11 @@ async fn in_its_place(client: &Client, config: super::Config, gone: impl Future<
     let epoch = held.epoch();
     let keep = held.keep(&stopped);
     tokio::pin!(keep);
+    // Nobody asks it.
+    let telemetry = Telemetry::default();
     tokio::select! {
         lost = &mut keep => return lost.map(drop).map_err(Error::Lease),
-        () = super::lead(client, config, epoch, Metrics::register(&mut Registry::default())) => {}
+        () = super::lead(client, config, epoch, &telemetry) => {}
         () = gone => {}
     }
     // The receiver is in `keep`.
