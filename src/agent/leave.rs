@@ -4,22 +4,35 @@
 
 use std::{fs, io, path::Path};
 
-use crds::v1alpha1::{GPUNode, TORN_DOWN};
+use crds::v1alpha1::TORN_DOWN;
 
-use super::{checks, desired::Desired, vfio_manager::VfioManager};
+use super::{Known, checks, desired::Desired, vfio_manager::VfioManager};
 use crate::validator::Check;
 
 /// Made by the agent and the checks; gone if nobody else has anything in them.
 const DIRECTORIES: [&str; 4] = ["run/gpuvirt", "var/lib/gpuvirt", "run/nvidia/validations", "run/nvidia"];
 
 /// The operator's word that operands have left and GPUs are released.
-pub fn torn_down(gpu_node: &GPUNode) -> bool {
-    let operator = gpu_node.status.as_ref().and_then(|status| status.operator.as_ref());
+fn torn_down(known: &Known) -> bool {
+    let gpu_node = known.as_ref().and_then(Option::as_ref);
+    let operator = gpu_node.and_then(|node| node.status.as_ref()).and_then(|status| status.operator.as_ref());
     operator.is_some_and(|operator| operator.reason == TORN_DOWN)
 }
 
+pub fn tell(known: &Known) {
+    if torn_down(known) {
+        tracing::info!("the operator has left this node: the end of this agent is for good");
+    }
+}
+
+pub fn at_the_end(known: &Known, host_root: &Path, manager: Option<&mut VfioManager>, desired: &Desired) {
+    if torn_down(known) {
+        host(host_root, manager, desired);
+    }
+}
+
 /// A journal that has something to undo stays, and is said.
-pub fn host(host_root: &Path, manager: Option<&mut VfioManager>, desired: &Desired) {
+fn host(host_root: &Path, manager: Option<&mut VfioManager>, desired: &Desired) {
     match manager.map(VfioManager::leave) {
         Some(Ok(true)) => {}
         Some(Ok(false)) | None => tracing::warn!("the journal stays: there is something to undo that it knows"),
@@ -53,19 +66,19 @@ fn said(path: &Path, done: io::Result<()>) {
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::GPUNodeSpec;
+    use crds::v1alpha1::{GPUNode, GPUNodeSpec};
 
     use super::*;
 
     #[test]
     fn only_the_operators_word_is_an_end_for_good() {
         let mut node = GPUNode::new("n1", GPUNodeSpec::default());
-        assert!(!torn_down(&node));
+        assert!(!torn_down(&None) && !torn_down(&Some(None)) && !torn_down(&Some(Some(node.clone()))));
         let status = |reason: &str| serde_json::from_value(serde_json::json!({"operator": {"reason": reason}}));
         node.status = Some(status("Serving").expect("a status"));
-        assert!(!torn_down(&node));
+        assert!(!torn_down(&Some(Some(node.clone()))));
         node.status = Some(status(TORN_DOWN).expect("a status"));
-        assert!(torn_down(&node));
+        assert!(torn_down(&Some(Some(node))));
     }
 
     #[test]

@@ -245,7 +245,8 @@ impl Agent {
             tokio::select! {
                 () = shutdown.begun() => break,
                 changed = node.changed() => if changed.is_err() { return Err(Error::Worker) },
-                changed = states.changed() => if changed.is_err() { return Err(Error::Worker) },
+                // The device plugins hear of the shutdown, too, and may be the first to end.
+                changed = states.changed() => if changed.is_err() { if shutdown.has_begun() { break } return Err(Error::Worker) },
                 () = self.due.notified() => sleep(SETTLE).await,
                 _ = glances.tick() => if !self.glance().await? { continue },
                 () = self.calls.noted.notified() => if !self.given_anew().await { continue },
@@ -257,6 +258,7 @@ impl Agent {
                 () = sleep_until(next_look) => {}
             }
             let known = node.borrow_and_update().clone();
+            leave::tell(&known);
             match self.registrations.follow(&states.borrow_and_update()) {
                 Registered::Nothing => {}
                 news @ (Registered::Registered | Registered::Again) => {
@@ -276,9 +278,7 @@ impl Agent {
             }
         }
         self.plugins.stop().await;
-        if node.borrow().as_ref().and_then(Option::as_ref).is_some_and(leave::torn_down) {
-            leave::host(&self.host_root, self.manager.as_mut(), &self.desired);
-        }
+        leave::at_the_end(&node.borrow(), &self.host_root, self.manager.as_mut(), &self.desired);
         Ok(())
     }
 

@@ -140,12 +140,13 @@ async fn in_its_place(client: &Client, config: super::Config, gone: impl Future<
     let held = lease::acquire(client, &namespace, LEASE, &config.identity, &stopped).await;
     let held = held.expect("nobody else should have the sender of this token");
     let epoch = held.epoch();
-    let untold = Telemetry::default();
     let keep = held.keep(&stopped);
     tokio::pin!(keep);
+    // Nobody asks it.
+    let telemetry = Telemetry::default();
     tokio::select! {
         lost = &mut keep => return lost.map(drop).map_err(Error::Lease),
-        () = super::lead(client, config, epoch, &untold) => {}
+        () = super::lead(client, config, epoch, &telemetry) => {}
         () = gone => {}
     }
     // The receiver is in `keep`.

@@ -5,14 +5,19 @@ use std::collections::BTreeSet;
 use crds::{
     WorkloadMode, labels,
     v1::{ClusterPolicy, PolicyState},
-    v1alpha1::GPUNode,
+    v1alpha1::{GPUNode, TORN_DOWN},
 };
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Node, Pod},
+};
 use kube::{
-    ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
+use vfio::testing;
 
 use crate::{
     kubevirt::{nic, until_permitted, with_kubevirt},
@@ -183,5 +188,57 @@ fn the_cluster_is_after_it_as_it_was_before() {
         let after = found(t).await;
         let differs: Vec<_> = before.symmetric_difference(&after).collect();
         assert!(differs.is_empty(), "{differs:#?}");
+    });
+}
+
+/// Whether a host has files of the agent.
+fn files(host: &testing::Machine) -> [bool; 2] {
+    ["run/gpuvirt/journal", "var/lib/gpuvirt/desired.json"].map(|file| host.path().join(file).exists())
+}
+
+#[test]
+fn an_agent_takes_its_files_with_it_once_the_node_is_torn_down_and_at_no_other_end() {
+    turn(async |t| {
+        let host = testing::Machine::described("eight-t4");
+        nodes::create(t, "n1", &[]).await;
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent-n1"},
+            "spec": {"nodeName": "n1", "serviceAccountName": "gpuvirt-agent", "containers": [{"name": "c", "image": "c"}]},
+        });
+        let pods: Api<Pod> = t.ours();
+        let pod = serde_json::from_value(pod).expect("a Pod");
+        let pod = pods.create(&PostParams::default(), &pod).await.expect("a pod");
+        let kubeconfig = identity::service_account(t, "gpuvirt-agent", Some(&pod)).await;
+        let root = format!("--host-root={}", host.path().display());
+        let start = |name: &str| {
+            let environment = [("KUBECONFIG", kubeconfig.as_os_str()), ("NODE_NAME", "n1".as_ref())];
+            Program::start(t, name, &["agent", &root, "--listen=127.0.0.1:0"], &environment)
+        };
+        let gpu_nodes: Api<GPUNode> = t.all();
+        let reported = |asked: i64| {
+            move |node: &GPUNode| agents::agent(node).is_some_and(|agent| agent.observed_generation >= asked)
+        };
+
+        let first = start("first");
+        wait::until(&gpu_nodes, "n1", "it reports", reported(1)).await;
+        let order = json!({"spec": {"mode": "container", "advertise": "Withdrawn", "epoch": 7}});
+        let ordered = gpu_nodes.patch("n1", &PatchParams::default(), &Patch::Merge(&order)).await.expect("patchable");
+        let asked = ordered.metadata.generation.expect("a generation");
+        wait::until(&gpu_nodes, "n1", "it answers the order", reported(asked)).await;
+        first.stop().await;
+        assert_eq!(files(&host), [true, true], "the next agent goes on from them");
+
+        let mut second = start("second");
+        let again = json!({"spec": {"epoch": 8, "advertise": "Offered"}});
+        let ordered = gpu_nodes.patch("n1", &PatchParams::default(), &Patch::Merge(&again)).await.expect("patchable");
+        let asked = ordered.metadata.generation.expect("a generation");
+        wait::until(&gpu_nodes, "n1", "the second one answers", reported(asked)).await;
+        let left = json!({"status": {"operator": {"ready": "True", "reason": TORN_DOWN}}});
+        gpu_nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(&left)).await.expect("patchable");
+        second.says("the operator has left this node").await;
+        second.signal(Signal::TERM);
+        assert!(second.ended().await.success(), "{}", second.log());
+        assert_eq!(files(&host), [false, false], "{}", second.log());
+        assert!(!host.path().join("run/gpuvirt").exists() && !host.path().join("var/lib/gpuvirt").exists());
     });
 }

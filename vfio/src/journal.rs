@@ -244,10 +244,12 @@ impl Journal {
     }
 
     /// Takes the file away, for a host that is left for good: `false`, and the file stays, while something of it has still to
-    /// be undone or a write is pending. What somebody may still ask about a damaged one stays, too.
+    /// be undone or a write is pending. What somebody else has put on VFIO is seen to be so again by whoever comes next; what
+    /// is known of a damaged journal is not.
     pub fn leave(&mut self) -> Result<bool, JournalError> {
         let State { epoch: _, functions, pending, lost, vgpus } = &self.state;
-        if *lost || !(functions.is_empty() && pending.is_empty() && vgpus.is_empty()) {
+        let nothing_to_undo = functions.values().all(|entry| entry.origin == Origin::Adopted);
+        if *lost || !(nothing_to_undo && pending.is_empty() && vgpus.is_empty()) {
             return Ok(false);
         }
         if let Some(path) = &self.path {
@@ -351,7 +353,7 @@ mod tests {
         journal.record(gpu, IDS, Origin::Driver("nvidia".to_owned())).unwrap();
         journal.admit_epoch(7).unwrap();
         assert!(!journal.leave().unwrap() && path.exists());
-        journal.forget(gpu).unwrap();
+        journal.record(gpu, IDS, Origin::Adopted).unwrap();
         assert!(journal.leave().unwrap() && !path.exists());
         assert!(journal.leave().unwrap(), "what is not there can be left");
     }
