@@ -269,7 +269,7 @@ fn hints_that_come_and_go_a_node_that_is_not_ready_and_a_reboot_start_no_change(
 }
 
 #[test]
-fn a_pod_that_has_a_gpu_by_a_claim_is_a_user_of_its_node() {
+fn pods_that_have_a_gpu_by_a_claim_or_a_request_are_users_of_their_node() {
     turn(async |t| {
         let _kubelets = Kubelets::start(t);
         let _operator = t.operator("op-1").await;
@@ -291,12 +291,24 @@ fn a_pod_that_has_a_gpu_by_a_claim_is_a_user_of_its_node() {
         let status = json!({"status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}});
         claims.patch_status("one-gpu", &PatchParams::default(), &Patch::Merge(&status)).await.expect("allocated");
 
+        let notebook = json!({
+            "metadata": {"name": "notebook"},
+            "spec": {
+                "nodeName": "n1", "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": "c", "image": "localhost/notebook:1", "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                }],
+            },
+        });
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        let notebook = serde_json::from_value(notebook).expect("a Pod");
+        let notebook = pods.create(&PostParams::default(), &notebook).await.expect("a pod");
         to_passthrough(t, "n1").await;
         let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await.status.expect("a status");
         for part in ["gpu-0", "ResourceClaim ml/one-gpu", "pod ml/train"] {
             assert!(blocked.message.contains(part), "{part} is not in {}", blocked.message);
         }
-        assert_eq!(blocked.affected_pods, ["ml/train"]);
+        assert_eq!(blocked.affected_pods, ["ml/train", "ml/notebook"]);
         let node = agent
             .until(t, "the user is shown", |node| {
                 operator(node).is_some_and(|o| o.users.iter().any(|u| u.pod == "ml/train"))
@@ -305,6 +317,15 @@ fn a_pod_that_has_a_gpu_by_a_claim_is_a_user_of_its_node() {
         assert_eq!(node.spec.mode, Some(WorkloadMode::Container));
         let unreserved = json!({"status": {"reservedFor": null, "allocation": null}});
         claims.patch_status("one-gpu", &PatchParams::default(), &Patch::Merge(&unreserved)).await.expect("free");
+        let waits = |object: &GPUTransition| {
+            object.status.as_ref().is_some_and(|status| {
+                status.affected_pods == ["ml/notebook"]
+                    && status.message.contains("1 nvidia.com/gpu is allocated to pod")
+            })
+        };
+        wait::until(&t.all(), "n1", "one is left", waits).await;
+        pods.delete("notebook", &DeleteParams::default().grace_period(0)).await.expect("deleted");
+        wait::until_gone(&pods, &notebook, "it goes").await;
         until_phase(t, "n1", Phase::Done, "Serving").await;
         claims.delete("one-gpu", &DeleteParams::default()).await.expect("deleted");
     });

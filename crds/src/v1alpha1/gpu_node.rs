@@ -371,7 +371,7 @@ pub struct GPUUser {
     /// `namespace/name` of the virtual machine instance that it is the launcher of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmi: Option<String>,
-    /// PCI addresses; empty for one that has them by a `ResourceClaim`, which names none.
+    /// PCI addresses; empty for one that has them by a promise that names none: a `ResourceClaim`, or `nvidia.com/gpu`.
     pub gpus: Vec<String>,
 }
 

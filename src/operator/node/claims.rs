@@ -1,6 +1,7 @@
-//! Pods that have a node's GPUs by a `ResourceClaim`: NVIDIA's driver for dynamic resource allocation tells no device plugin.
+//! Pods that a node's GPUs are promised to, and that need not have opened one yet: by a `ResourceClaim` (NVIDIA's driver for
+//! dynamic resource allocation tells no device plugin), and by what they request of NVIDIA's own device plugin.
 //!
-//! Claims are listed only while a node is to change, and not watched: whoever waits for one looks again.
+//! Listed only while a node is to change, and not watched: whoever waits for one looks again.
 
 use std::{
     collections::HashMap,
@@ -8,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crds::labels;
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
@@ -17,9 +20,9 @@ use serde_json::Value;
 /// NVIDIA's driver for whole GPUs and parts of them; its pools have the names of nodes.
 const DRIVER: &str = "gpu.nvidia.com";
 /// Looks of one node that follow each other share a list.
-const FRESH: Duration = Duration::from_secs(5);
+const FRESH: Duration = Duration::from_secs(1);
 
-/// A pod that a claim is reserved for.
+/// A pod that has GPUs by a promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claimant {
     /// `namespace/name`.
@@ -27,10 +30,8 @@ pub struct Claimant {
     pub uid: String,
     /// `namespace/name` of the virtual machine instance that it runs.
     pub vmi: Option<String>,
-    /// `namespace/name` of the claim.
-    pub claim: String,
-    /// As the driver calls them: `gpu-0`.
-    pub devices: Vec<String>,
+    /// As in `device gpu-0 of ResourceClaim ml/one-gpu`, or `1 nvidia.com/gpu`.
+    pub what: String,
 }
 
 #[derive(Default)]
@@ -52,7 +53,11 @@ impl Claims {
             Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
             Err(error) => return Err(error),
         };
-        let claimants: Vec<Claimant> = listed.iter().flat_map(|claim| of(claim, node)).collect();
+        let mut claimants: Vec<Claimant> = listed.iter().flat_map(|claim| of(claim, node)).collect();
+        let pods: Api<Pod> = Api::all(client.clone());
+        let there = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+        let pods = pods.list(&ListParams::default().fields(&there)).await?;
+        claimants.extend(pods.iter().filter_map(requesting));
         let mut all = self.0.lock().expect("claims lock should not be poisoned");
         all.insert(node.to_owned(), (Instant::now(), claimants.clone()));
         Ok(claimants)
@@ -74,16 +79,32 @@ fn of(claim: &DynamicObject, node: &str) -> Vec<Claimant> {
     }
     let namespace = claim.namespace().unwrap_or_default();
     let pods = list("/status/reservedFor").iter().filter(|user| user["resource"] == "pods");
+    let what = format!("device {} of ResourceClaim {namespace}/{}", devices.join(", "), claim.name_any());
     let claimant = |user: &Value| {
         Some(Claimant {
             pod: format!("{namespace}/{}", user["name"].as_str()?),
             uid: user["uid"].as_str()?.to_owned(),
             vmi: None,
-            claim: format!("{namespace}/{}", claim.name_any()),
-            devices: devices.clone(),
+            what: what.clone(),
         })
     };
     pods.filter_map(claimant).collect()
+}
+
+/// A pod that asks for whole GPUs, shared ones or MIG devices. Operands of ours are nobody's users.
+fn requesting(pod: &Pod) -> Option<Claimant> {
+    if pod.labels().contains_key(labels::POLICY) {
+        return None;
+    }
+    let limits = pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.resources.as_ref());
+    let mut all = limits.flat_map(|resources| resources.limits.iter().flatten());
+    let (resource, count) = all.find(|(name, count)| labels::is_container_resource(name) && count.0 != "0")?;
+    Some(Claimant {
+        pod: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
+        uid: pod.uid()?,
+        vmi: None,
+        what: format!("{} {resource}", count.0),
+    })
 }
 
 #[cfg(test)]
@@ -115,10 +136,25 @@ mod tests {
             pod: "ml/train".to_owned(),
             uid: "u-1".to_owned(),
             vmi: None,
-            claim: "ml/one-gpu".to_owned(),
-            devices: vec!["gpu-0".to_owned()],
+            what: "device gpu-0 of ResourceClaim ml/one-gpu".to_owned(),
         };
         assert_eq!(of(&claim(DRIVER, "n1"), "n1"), [expected]);
+    }
+
+    #[test]
+    fn a_pod_that_requests_a_gpu_has_one_whether_it_has_opened_it_or_not() {
+        let pod = |labels: Value, limits: Value| {
+            let container = json!({"name": "c", "resources": {"limits": limits}});
+            let metadata = json!({"namespace": "ml", "name": "notebook", "uid": "u-3", "labels": labels});
+            let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "side"}, container]}});
+            requesting(&serde_json::from_value(pod).unwrap()).map(|claimant| claimant.what)
+        };
+        assert_eq!(pod(json!({}), json!({"cpu": "1", "nvidia.com/gpu": "2"})).as_deref(), Some("2 nvidia.com/gpu"));
+        let mig = pod(json!({}), json!({"nvidia.com/mig-1g.5gb": "1"}));
+        assert_eq!(mig.as_deref(), Some("1 nvidia.com/mig-1g.5gb"));
+        assert_eq!(pod(json!({}), json!({"cpu": "1"})), None);
+        assert_eq!(pod(json!({}), json!({"nvidia.com/TU104GL_TESLA_T4": "1"})), None, "the kubelet tells us of these");
+        assert_eq!(pod(json!({labels::POLICY: "p"}), json!({"nvidia.com/gpu": "1"})), None);
     }
 
     #[test]

@@ -89,23 +89,24 @@ pub fn findings(
             }
         }
     }
-    // A claim names no address, and a change is of the whole node.
+    // A promise names no address, and a change is of the whole node.
     if agent.gpus.iter().any(|gpu| gpu.mode != Some(desired)) {
         let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
-        let new = users.claims.iter().filter(|claimant| !ours(&claimant.uid));
-        findings.users.extend(new.map(|claimant| claimed(claimant, desired.as_str())));
+        for claimant in users.claims.iter().filter(|claimant| !ours(&claimant.uid)) {
+            let user = claimed(claimant, desired.as_str());
+            if findings.users.iter().all(|known| known.who != user.who) {
+                findings.users.push(user);
+            }
+        }
     }
     findings
 }
 
 fn claimed(claimant: &Claimant, next: &str) -> InUse {
-    let Claimant { pod, claim, devices, .. } = claimant;
+    let Claimant { pod, what, .. } = claimant;
     let who = claimant.vmi.clone().map_or_else(|| Who::Pod(pod.clone()), Who::Vm);
     let by = claimant.vmi.as_ref().map_or_else(|| format!("pod {pod}"), |vm| format!("VM {vm} (pod {pod})"));
-    let said = format!(
-        "device {} of ResourceClaim {claim} is allocated to {by}: {next} begins by itself once that has ended",
-        devices.join(", ")
-    );
+    let said = format!("{what} is allocated to {by}: {next} begins by itself once that has ended");
     InUse { who, said }
 }
 
@@ -252,8 +253,7 @@ mod tests {
             pod: "ml/train".to_owned(),
             uid: "u-1".to_owned(),
             vmi: None,
-            claim: "ml/one-gpu".to_owned(),
-            devices: vec!["gpu-0".to_owned()],
+            what: "device gpu-0 of ResourceClaim ml/one-gpu".to_owned(),
         };
         let users = Users { claims: vec![claimant.clone()], ..Users::default() };
         let found = findings(&agent(), TO, None, &users).users;

@@ -26,7 +26,7 @@ pub struct Users {
     pub names: BTreeMap<String, String>,
     /// Of virtual machines that a drain would wait for without end, a sentence each.
     pub blockers: Vec<String>,
-    /// Pods that have GPUs by a claim; only of a node that is to change.
+    /// Pods that GPUs are promised to; only of a node that is to change.
     pub claims: Vec<Claimant>,
 }
 
@@ -110,7 +110,7 @@ impl UserNames {
                     users.claims = claims;
                 }
                 Err(error) => {
-                    tracing::warn!(node, %error, "ResourceClaims cannot be listed: pods with one stay unknown");
+                    tracing::warn!(node, %error, "ResourceClaims and pods cannot be listed: pods that GPUs are promised to stay unknown");
                     complete = false;
                 }
             }
