@@ -157,13 +157,7 @@ impl<K: Kernel> VfioManager<K> {
         note(&mut complaints, self.journal.settle(&self.root).map(drop));
         let mut view = self.look();
         note(&mut complaints, self.journal.adopt(&view.inventory).map(drop));
-        let wanted = view.inventory.gpus().iter().any(|gpu| {
-            let mode = wish.mode(gpu.primary.address);
-            mode == Some(WorkloadMode::VmVgpu) || (mode.is_some() && self.journal.mig_made(gpu.primary))
-        });
-        let seen =
-            vgpu_manager::view(view.inventory.clone(), view.held.clone(), &self.allocations, self.library.facts());
-        self.library.follow(wanted, &seen, Instant::now());
+        vgpu_manager::follow(&mut self.library, &view.inventory, &view.held, &self.allocations, &self.journal, wish);
         let began = Instant::now();
         let mut work = Work::default();
         let left = self.with_vgpus(&view, |vgpus, bench, view| vgpus.leave(bench, view, wish, &mut work));

@@ -293,6 +293,23 @@ pub fn view(
     View { inventory, holders, gpu_holders }
 }
 
+/// Asks the driver's library if that is due: where GPUs are to have vGPUs, or have MIG from here.
+pub fn follow(
+    library: &mut Answers,
+    inventory: &Inventory,
+    held: &BTreeMap<PciAddress, Vec<Holder>>,
+    allocations: &Allocations,
+    journal: &Journal,
+    wish: &Wish,
+) {
+    let wanted = inventory.gpus().iter().any(|gpu| {
+        let mode = wish.mode(gpu.primary.address);
+        mode == Some(WorkloadMode::VmVgpu) || (mode.is_some() && journal.mig_made(gpu.primary))
+    });
+    let seen = view(inventory.clone(), held.clone(), allocations, library.facts());
+    library.follow(wanted, &seen, Instant::now());
+}
+
 /// What there is to say of each GPU that makes vGPUs, has some, or is asked for some.
 pub fn found(view: &View, journal: &Journal, wish: &Wish, library: &LibraryFacts) -> BTreeMap<PciAddress, GpuVgpus> {
     let mut found = BTreeMap::new();

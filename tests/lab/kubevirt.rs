@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crds::{
     WorkloadMode, labels,
+    v1::ClusterPolicy,
     v1alpha1::{GPUNode, GPUStatus, GPUVirtConfig},
 };
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -20,6 +21,7 @@ use crate::{
         kubevirt::{self, VMS},
         wait,
     },
+    vgpu::WITH_FUNCTIONS,
 };
 
 const SECOND_T4: &str = "0000:44:00.0";
@@ -195,6 +197,51 @@ fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_i
         let own = parts.iter().flatten().flat_map(|vgpu| &vgpu.instances).find(|vgpu| vgpu.id == *uuid);
         assert_eq!(own.and_then(|own| own.resource.as_deref()), Some(Q4));
         kubevirt::delete(&lab.client, "vgpu").await;
+    });
+}
+
+#[test]
+fn a_vm_with_a_virtual_function_gets_it_as_a_pci_device_and_the_condition_says_what_kubevirt_is_too_old_for() {
+    const Q24: &str = "nvidia.com/NVIDIA_L40S-24Q";
+    lab(async |lab| {
+        with_kubevirt(lab).await;
+        // As its operator writes it, which is not here.
+        let version = json!({"status": {"observedKubeVirtVersion": "v1.8.0"}});
+        let api = kubevirt::api(&lab.client);
+        let merge = Patch::Merge(&version);
+        api.patch_status(kubevirt::NAME, &PatchParams::default(), &merge).await.expect("a status should be writable");
+        lab.board_with_functions(true);
+        lab.until_gpu(WITH_FUNCTIONS, "the L40S is seen", |gpu| gpu.driver.as_deref() == Some("nvidia")).await;
+        lab.label_vgpus("L40S-24Q").await;
+        lab.until_allocatable(Q24, "2").await;
+        let vm = running(lab, "vf", &[Q24]).await;
+        let devices = host_devices(lab, &vm).await;
+        let [function] = devices.as_slice() else { panic!("one host device: {devices:?}") };
+        let node = lab.gpu_nodes().get(NODE).await.expect("the GPUNode");
+        let board = crate::node::gpu(&node, WITH_FUNCTIONS).and_then(|gpu| gpu.vgpu.clone()).expect("its vGPUs");
+        let own = board.instances.iter().find(|vgpu| vgpu.id == *function).expect("the VM's is one of them");
+        assert_eq!((own.kind.as_str(), own.resource.as_deref()), ("L40S-24Q", Some(Q24)));
+
+        let object = kubevirt::api(&lab.client).get(kubevirt::NAME).await.expect("KubeVirt should be there");
+        let list = object.data.pointer("/spec/configuration/permittedHostDevices/pciHostDevices").cloned();
+        let entry = json!({"pciVendorSelector": "10DE:26B9", "resourceName": Q24, "externalResourceProvider": true});
+        assert!(list.is_some_and(|list| list.as_array().is_some_and(|all| all.contains(&entry))));
+        let policies: Api<ClusterPolicy> = Api::all(lab.client.clone());
+        let told = |policy: &ClusterPolicy| {
+            let conditions = policy.status.iter().flat_map(|status| status.conditions.iter());
+            conditions
+                .into_iter()
+                .any(|c| c.type_ == "KubeVirtWired" && c.reason == "KubeVirtTooOld" && c.message.contains(Q24))
+        };
+        wait::until(&policies, "cluster-policy", "KubeVirt 1.8 was not made for virtual functions", told).await;
+
+        // Another layout leaves the VM's alone, and says whose it is.
+        lab.label_vgpus("L40S-16Q").await;
+        lab.until_refused(&[function, "vms/virt-launcher-vf"]).await;
+        assert_eq!(host_devices(lab, &vm).await, devices);
+        kubevirt::delete(&lab.client, "vf").await;
+        lab.switch(WorkloadMode::Container).await;
+        lab.board_with_functions(false);
     });
 }
 
