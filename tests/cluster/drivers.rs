@@ -63,7 +63,8 @@ fn an_object_brings_its_driver_to_its_nodes_and_a_conflict_is_told_to_both() {
         nodes::create(t, "n1", &[("pool", "a")]).await;
         let _agent = Agent::start(t, "n1", vec![t4("0000:18:00.0")]).await;
         let _operator = t.operator("op-1").await;
-        create(t, "a", &json!({"nodeSelector": {"pool": "a"}})).await.expect("creatable");
+        let by_hand = json!({"nodeSelector": {"pool": "a"}, "upgradePolicy": {"autoUpgrade": false}});
+        create(t, "a", &by_hand).await.expect("creatable");
         policies::create(t, policies::valid(POLICY)).await;
         until(t, "a", DriverState::Disabled, "NotUsed", "useNvidiaDriverCRD").await;
 
@@ -72,7 +73,7 @@ fn an_object_brings_its_driver_to_its_nodes_and_a_conflict_is_told_to_both() {
             node.labels().get(labels::DRIVER_OWNER).is_some_and(|owner| owner == "a")
         })
         .await;
-        // The old driver's pod runs on, and keeps the new one waiting: drivers are renewed by hand.
+        // The old driver's pod runs on, and keeps the new one waiting: it is to be renewed by hand.
         let pods: Api<Pod> = t.ours();
         let old = ListParams::default().labels("app=nvidia-driver-daemonset");
         let old = pods.list(&old).await.expect("listable").items.pop().expect("the old driver's pod");

@@ -228,3 +228,117 @@ fn state(pod: &Pod) -> State {
         None => State::Starting { pod: name },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn own() -> DaemonSet {
+        let set = json!({
+            "metadata": {"name": "driver", "uid": "u1", "generation": 2, "labels": {"app.kubernetes.io/component": "nvidia-driver"}},
+            "spec": {
+                "selector": {"matchLabels": {"app": "driver"}},
+                "template": {"spec": {
+                    "nodeSelector": {"gate": "true"},
+                    "containers": [{"name": "c", "image": "driver:2", "env": [{"name": DIGEST, "value": "d2"}]}],
+                }},
+            },
+        });
+        serde_json::from_value(set).expect("a DaemonSet")
+    }
+
+    fn pod(hash: &str, owner: &Value, status: &Value) -> Arc<Pod> {
+        let pod = json!({
+            "metadata": {"name": format!("p-{hash}"), "uid": hash, "labels": {labels::CONTROLLER_REVISION_HASH: hash}, "ownerReferences": [owner]},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "driver:1", "env": [{"name": DIGEST, "value": "d1"}]}]},
+            "status": status,
+        });
+        Arc::new(serde_json::from_value(pod).expect("a Pod"))
+    }
+
+    fn of_set() -> Value {
+        json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "driver", "uid": "u1", "controller": true})
+    }
+
+    fn ready() -> Value {
+        json!({"conditions": [{"type": "Ready", "status": "True"}]})
+    }
+
+    fn revision() -> Revision {
+        Revision {
+            set: "driver".to_owned(),
+            hash: "b".to_owned(),
+            image: "driver:2".to_owned(),
+            digest: Some("d2".to_owned()),
+        }
+    }
+
+    fn seen(pods: &[Arc<Pod>]) -> Seen {
+        of_node("n1", &own(), &revision(), &[Arc::new(own())], pods)
+    }
+
+    #[test]
+    fn the_newest_revision_is_that_with_the_highest_count_among_the_sets_own() {
+        let revision = |name: &str, uid: &str, count: i64| {
+            let owner =
+                json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "driver", "uid": uid, "controller": true});
+            let revision = json!({"metadata": {"name": name, "labels": {labels::CONTROLLER_REVISION_HASH: name}, "ownerReferences": [owner]}, "revision": count});
+            serde_json::from_value::<ControllerRevision>(revision).expect("a ControllerRevision")
+        };
+        let all = [revision("a", "u1", 1), revision("b", "u1", 3), revision("c", "u1", 2), revision("d", "u2", 9)];
+        let found = newest(&own(), &all).expect("one");
+        assert_eq!((found.hash.as_str(), found.image.as_str(), found.digest.as_deref()), ("b", "driver:2", Some("d2")));
+    }
+
+    #[test]
+    fn a_pod_of_an_older_revision_is_to_go_and_so_is_one_that_has_lost_its_set() {
+        let old = seen(&[pod("a", &of_set(), &ready())]).old.expect("an old pod");
+        assert_eq!((old.pod.as_str(), old.image.as_str(), old.same_driver), ("p-a", "driver:1", false));
+        let lost =
+            json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "gone", "uid": "u9", "controller": true});
+        assert!(seen(&[pod("b", &lost, &ready())]).old.is_some());
+    }
+
+    #[test]
+    fn the_newest_pod_is_ready_or_on_its_way_or_broken() {
+        let of = |status: &Value| seen(&[pod("b", &of_set(), status)]);
+        assert!(matches!(of(&ready()).state, State::Ready { .. }));
+        assert!(of(&ready()).old.is_none());
+        let crashes = |times: i32| json!({"containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": false, "restartCount": times}]});
+        assert!(matches!(of(&crashes(10)).state, State::Starting { .. }));
+        assert!(matches!(of(&crashes(11)).state, State::Broken { .. }));
+        assert_eq!(seen(&[]).state, State::Missing);
+    }
+
+    #[test]
+    fn a_pod_with_the_same_digest_has_the_same_driver() {
+        let newest = Revision { digest: Some("d1".to_owned()), ..revision() };
+        let seen = of_node("n1", &own(), &newest, &[Arc::new(own())], &[pod("a", &of_set(), &ready())]);
+        assert!(seen.old.expect("an old pod").same_driver);
+    }
+
+    #[test]
+    fn a_set_is_settled_when_its_controller_has_seen_it_and_all_are_new_and_ready() {
+        let with = |status: Value| {
+            let mut set = own();
+            set.status = serde_json::from_value(status).expect("a status");
+            settled(&set)
+        };
+        let base = json!({"currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0, "numberReady": 2, "updatedNumberScheduled": 2, "observedGeneration": 2});
+        assert!(with(base.clone()));
+        for (field, value) in [("numberReady", 1), ("updatedNumberScheduled", 1), ("observedGeneration", 1)] {
+            let mut other = base.clone();
+            other[field] = json!(value);
+            assert!(!with(other), "{field}");
+        }
+    }
+
+    #[test]
+    fn nodes_behind_are_named_with_whose_driver_they_have() {
+        let behind = outdated(&[Arc::new(own())], |_| Some("b".to_owned()), &[pod("a", &of_set(), &ready())]);
+        assert_eq!(behind, [("n1".to_owned(), Set { name: "driver".to_owned(), owner: None })]);
+        assert!(outdated(&[Arc::new(own())], |_| Some("a".to_owned()), &[pod("a", &of_set(), &ready())]).is_empty());
+    }
+}

@@ -255,6 +255,11 @@ impl Transitions {
         if gave_way || (occupied && !after.occupies()) {
             self.wake_next(&name);
         }
+        // A refused eviction takes its time, and the node is to show before it what it is at.
+        if errand.renewal.is_some() && action == Action::Evict && before.phase != after.phase {
+            let leave = after.leave();
+            return Ok(((after, turn), Step::leaving(leave, Some(Duration::ZERO))));
+        }
         let asked = self.act(node, action, errand).await?;
         let due = after.deadline.map(|deadline| Duration::try_from(deadline - now).unwrap_or(Duration::ZERO));
         let again = if asked { Some(ASK_AGAIN) } else { due.map(|due| due + Duration::from_millis(1)) };

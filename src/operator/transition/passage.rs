@@ -10,7 +10,7 @@ use super::{
 use crate::operator::node::Blocked;
 
 pub(super) fn quiesced(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
-    let leaves = why("Withdrawing", "what the old mode has on the node is leaving");
+    let leaves = why("Withdrawing", "what has to leave the node first is leaving");
     (at.enter(Phase::Quiesce, observed.now, Some(observed.rules.patience.quiesce), leaves), Action::Wait)
 }
 
@@ -30,7 +30,11 @@ pub(super) fn quiesce(at: &Transition, observed: &Observed<'_>) -> (Transition, 
                 | Progress::Broken(_)
                 | Progress::Reached { .. } => "the list of this node's pods",
             };
-            give_up(at, observed, why("QuiesceTimedOut", format!("the old mode does not leave: waiting for {left}")))
+            give_up(
+                at,
+                observed,
+                why("QuiesceTimedOut", format!("what has to leave first does not: waiting for {left}")),
+            )
         }
         Progress::Looking => (at.clone(), Action::Wait),
         Progress::Old { waiting_for } => {
@@ -64,7 +68,8 @@ pub(super) fn switch(at: &Transition, observed: &Observed<'_>) -> (Transition, A
         Progress::Looking | Progress::Old { .. } | Progress::Replaceable | Progress::Switching { .. }
             if at.late(*now) =>
         {
-            let message = "the agent does not get there: see its log and GPUNode.status.agent";
+            let message =
+                format!("it does not get there: {}; see GPUNode.status.agent and the log of the pod", at.message);
             give_up(at, observed, why("SwitchTimedOut", message))
         }
         // Asked for again until the old pod has gone; never under somebody.
@@ -83,7 +88,7 @@ pub(super) fn verify(at: &Transition, observed: &Observed<'_>) -> (Transition, A
     }
     match &observed.progress {
         Progress::Reached { .. } => {
-            let appears = why("Advertising", "what the new mode has is being deployed and advertised");
+            let appears = why("Advertising", "what the node runs is being deployed and advertised");
             let patience = observed.rules.patience.serve;
             (at.enter(Phase::Advertise, observed.now, Some(patience), appears), Action::Wait)
         }
@@ -111,7 +116,7 @@ pub(super) fn advertise(at: &Transition, observed: &Observed<'_>) -> (Transition
     }
     match &observed.progress {
         Progress::Reached { unready: None } => {
-            let serves = why("Serving", "the node serves the new mode");
+            let serves = why("Serving", "the node serves");
             (at.enter(Phase::Uncordon, *now, Some(rules.patience.answer), serves), Action::Wait)
         }
         Progress::Reached { unready: Some(cause) } if at.late(*now) => fail(at, observed, cause.clone()),

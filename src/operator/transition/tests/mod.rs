@@ -1,5 +1,6 @@
 //! The state machine against a node that does what it is told; in [`properties`] against one that does anything.
 
+mod drivers;
 mod properties;
 
 use crds::v1alpha1::{Evict, MaintenanceWindow, TransitionPhase as Phase};
