@@ -24,6 +24,7 @@ mod metrics;
 mod news;
 mod objections;
 mod offer;
+mod own_node;
 mod patience;
 mod pod_resources;
 mod readable;
@@ -43,12 +44,8 @@ use std::{
 };
 
 use crds::v1alpha1::{Advertise, GPUNode};
-use futures::StreamExt;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use kube::{
-    Api, Client,
-    runtime::{WatchStreamExt, watcher::watch_object},
-};
+use kube::Client;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until},
@@ -65,6 +62,7 @@ use self::{
     metrics::Metrics,
     news::News,
     offer::Offered,
+    own_node::Known,
     pod_resources::Allocations,
     registrations::{News as Registered, Registrations},
     report::Reporter,
@@ -136,24 +134,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         ended = agent.run(node_rx, shutdown.clone()) => ended,
         error = changes.notify(due.clone()) => Err(Error::DeviceNodes(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
-        () = follow_gpu_node(client, &config.node, node_tx) => Err(Error::Worker),
+        () = own_node::follow(client, &config.node, node_tx) => Err(Error::Worker),
         source = serve => Err(Error::Probes { listen: config.listen, source }),
-    }
-}
-
-/// What is known of our own object: nothing yet, or that there is none, or the object.
-type Known = Option<Option<GPUNode>>;
-
-async fn follow_gpu_node(client: Client, node: &str, known: watch::Sender<Known>) {
-    let api: Api<GPUNode> = Api::all(client);
-    let mut objects = watch_object(api, node).default_backoff().boxed();
-    while let Some(next) = objects.next().await {
-        match next {
-            Ok(object) => {
-                known.send_replace(Some(object));
-            }
-            Err(error) => tracing::warn!(%error, "own GPUNode cannot be watched, trying again; GPUs stay as they are"),
-        }
     }
 }
 

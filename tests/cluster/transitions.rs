@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUNode, GPUTransition, GPUVirtConfig, Holder, TransitionPhase as Phase},
+    v1alpha1::{GPUTransition, GPUVirtConfig, Holder, TransitionPhase as Phase},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod},

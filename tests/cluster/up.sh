@@ -47,7 +47,9 @@ start kube-apiserver "$STATE/bin/kube" kube-apiserver --etcd-servers="$ETCD" \
 	--requestheader-group-headers=X-Remote-Group --requestheader-extra-headers-prefix=X-Remote-Extra- \
 	--proxy-client-cert-file=aggregator.crt --proxy-client-key-file=aggregator.key
 until_ok 60 kubectl get --raw /readyz
+# Nodes that a test plays have no kubelet that says every few seconds that it lives.
 start kube-controller-manager "$STATE/bin/kube" kube-controller-manager --kubeconfig="$STATE/admin.kubeconfig" --leader-elect=false --secure-port=0 \
+	--node-monitor-grace-period=1h \
 	--use-service-account-credentials --service-account-private-key-file=sa.key --root-ca-file=ca.crt \
 	--cluster-signing-cert-file=ca.crt --cluster-signing-key-file=ca.key
 start kube-scheduler "$STATE/bin/kube" kube-scheduler --kubeconfig="$STATE/admin.kubeconfig" --leader-elect=false --secure-port=0

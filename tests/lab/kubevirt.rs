@@ -15,13 +15,13 @@ use kube::{
 use serde_json::json;
 
 use crate::{
+    mdev::WITH_FUNCTIONS,
     node::{GPU, H100, Lab, NODE, T4, lab},
     support::{
         NAMESPACE,
         kubevirt::{self, VMS},
         wait,
     },
-    vgpu::WITH_FUNCTIONS,
 };
 
 const SECOND_T4: &str = "0000:44:00.0";
@@ -203,7 +203,7 @@ fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_i
 #[test]
 fn a_vm_with_a_virtual_function_gets_it_as_a_pci_device_and_the_condition_says_what_kubevirt_is_too_old_for() {
     const Q24: &str = "nvidia.com/NVIDIA_L40S-24Q";
-    lab(async |lab| {
+    lab(WorkloadMode::Container, async |lab, _| {
         with_kubevirt(lab).await;
         // As its operator writes it, which is not here.
         let version = json!({"status": {"observedKubeVirtVersion": "v1.8.0"}});
