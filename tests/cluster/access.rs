@@ -249,7 +249,6 @@ const RIGHTS: [Rights; 4] = [
         ],
         may_not: &[
             "approve gputransitions.gpuvirt.io",
-            "delete pods",
             "delete virtualmachineinstances.kubevirt.io",
             "patch virtualmachineinstances.kubevirt.io",
             "delete kubevirts.kubevirt.io",
@@ -283,8 +282,11 @@ fn each_identity_may_do_its_own_work_and_no_more() {
             }
         }
         let operator = client(t, "gpuvirt-operator", None).await;
-        if may(&operator, "create daemonsets.apps", "default").await {
-            wrong.push("the operator may create DaemonSets outside of its namespace".to_owned());
+        // A driver's pod is deleted where its DaemonSet is, and no other pod anywhere.
+        for right in ["create daemonsets.apps", "delete pods"] {
+            if may(&operator, right, "default").await {
+                wrong.push(format!("the operator may {right} outside of its namespace"));
+            }
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
     });

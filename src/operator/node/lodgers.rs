@@ -157,6 +157,10 @@ pub fn users(mut seen: Affected, lodgers: &[Lodger], upgrade: &Upgrade) -> Affec
         seen.pods.retain(|pod| *pod != lodger.name);
         add(&mut seen, &lodger, upgrade);
     }
+    // Of all of them it is the one that no eviction helps with.
+    if let Some(stays) = seen.others.first() {
+        seen.said.clone_from(stays);
+    }
     seen
 }
 

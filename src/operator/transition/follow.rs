@@ -255,6 +255,10 @@ impl Transitions {
         if gave_way || (occupied && !after.occupies()) {
             self.wake_next(&name);
         }
+        // It may halt all of them, and they say so.
+        if after.phase == TransitionPhase::Failed && before.phase != after.phase {
+            self.waiting(&name).into_iter().for_each(|(.., node)| self.wake.node(NodeWork::One(node)));
+        }
         // A refused eviction takes its time, and the node is to show before it what it is at.
         if errand.renewal.is_some() && action == Action::Evict && before.phase != after.phase {
             let leave = after.leave();
@@ -365,21 +369,26 @@ impl Transitions {
 
     /// A node whose change ended, or that is well again, makes place for the one that has waited longest.
     pub fn wake_next(&self, but: &str) {
+        let waiting = self.waiting(but);
         // Modes and drivers have limits of their own.
-        let mut longest: [Option<(Option<Time>, String)>; 2] = [None, None];
+        for driver in [false, true] {
+            if let Some((.., node)) = waiting.iter().filter(|(of_driver, ..)| *of_driver == driver).min() {
+                self.wake.node(NodeWork::One(node.clone()));
+            }
+        }
+    }
+
+    /// Changes that wait for their turn: whether a driver's, since when, and the node.
+    fn waiting(&self, but: &str) -> Vec<(bool, Option<Time>, String)> {
+        let mut waiting = Vec::new();
         self.objects.for_each(|object| {
             let phase = object.status.as_ref().map(|status| status.phase);
             if phase == Some(TransitionPhase::WaitForSlot) && object.spec.node != but {
-                let since = (object.metadata.creation_timestamp.clone(), object.spec.node.clone());
-                let longest = &mut longest[usize::from(object.spec.driver.is_some())];
-                if longest.as_ref().is_none_or(|longest| since < *longest) {
-                    *longest = Some(since);
-                }
+                let since = object.metadata.creation_timestamp.clone();
+                waiting.push((object.spec.driver.is_some(), since, object.spec.node.clone()));
             }
         });
-        for (_, node) in longest.into_iter().flatten() {
-            self.wake.node(NodeWork::One(node));
-        }
+        waiting
     }
 
     /// As `node` meets it. One that is down itself makes no other one so by its change, which may be its cure.
