@@ -61,6 +61,13 @@ async fn free(t: &Turn, pod: &Pod) {
     wait::until_gone(&pods, pod, "it goes").await;
 }
 
+/// The phase is written before anything is asked of the pod.
+async fn asked_to_leave(t: &Turn, pod: &Pod) {
+    let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+    let leaves = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    wait::until(&pods, &pod.name_any(), "it is asked to leave", leaves).await;
+}
+
 /// A pod that takes its time to leave.
 async fn slow_pod(t: &Turn, agent: &Agent) -> Pod {
     gpu_pod(t, agent, "train").await;
@@ -103,6 +110,7 @@ fn an_operator_that_is_killed_in_any_phase_is_followed_by_one_that_goes_on_from_
         until_seen(t, "n1", Phase::WaitForUsers).await;
         until_phase(t, "n1", Phase::Evict, "Evicting").await;
         let op = killed(t, op, "op-6").await;
+        asked_to_leave(t, &pod).await;
         kubelets.hold_endings();
         agent.change(|host| host.gpus[0].holders.clear());
         free(t, &pod).await;
@@ -185,6 +193,7 @@ fn in_every_phase_before_the_agent_is_asked_a_change_is_taken_back_and_the_node_
         let pod = slow_pod(t, &agent).await;
         to_passthrough(t, "n1").await;
         until_phase(t, "n1", Phase::Evict, "Evicting").await;
+        asked_to_leave(t, &pod).await;
         taken_back(t, &agent).await;
         agent.change(|host| host.gpus[0].holders.clear());
         free(t, &pod).await;

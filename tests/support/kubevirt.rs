@@ -59,10 +59,12 @@ pub async fn fresh(client: &Client, permitted: &Value) {
     delete_all(client).await;
     let annotations = json!({
         crds::labels::PERMITTED_HOST_DEVICES: null, crds::labels::PERMITTED_WAS_UNSET: null,
+        crds::labels::MEDIATED_DEVICES_OFF: null,
     });
     // A merge patch keeps what it does not name: the field has to go before it comes.
     permit(client, &Value::Null).await;
-    let clean = json!({"metadata": {"annotations": annotations}});
+    let unset = json!({"configuration": {"mediatedDevicesConfiguration": null}});
+    let clean = json!({"metadata": {"annotations": annotations}, "spec": unset});
     api(client)
         .patch(NAME, &PatchParams::default(), &Patch::Merge(&clean))
         .await
