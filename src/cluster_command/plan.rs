@@ -112,7 +112,7 @@ async fn previewed(client: &Client, name: &str, to: WorkloadMode) -> Result<Prev
             rules: &rules,
             held: held(&node),
             transitions: &transitions,
-            fleet: fleet(all.iter()),
+            fleet: fleet(&all, name),
         },
     ))
 }

@@ -9,7 +9,7 @@ use k8s_openapi::{
     api::core::v1::Node,
     jiff::{SignedDuration, Timestamp},
 };
-use kube::core::PartialObjectMeta;
+use kube::{ResourceExt, core::PartialObjectMeta};
 use serde::Serialize;
 
 use super::{
@@ -25,9 +25,10 @@ use super::{
 };
 use crate::operator::node::{Blocked, decide::Standing};
 
-/// How many GPU nodes there are, and how many of them are out of service.
-pub fn fleet<'a>(nodes: impl Iterator<Item = &'a GPUNode>) -> Fleet {
-    follow::fleet(nodes)
+/// How many GPU nodes there are, and how many of the others are out of service.
+pub fn fleet(nodes: &[GPUNode], node: &str) -> Fleet {
+    let others = nodes.iter().filter(|other| other.name_any() != node);
+    Fleet { nodes: nodes.len(), ..follow::fleet(others) }
 }
 
 /// What a person has written on the node.
