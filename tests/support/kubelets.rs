@@ -70,7 +70,7 @@ async fn run(pods: Api<Pod>, mut held: watch::Receiver<Ways>) {
                 Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
                     if pod.metadata.deletion_timestamp.is_some() {
                         ending.insert(pod.name_any(), pod);
-                    } else if placed(&pod) && !runs(&pod) {
+                    } else if placed(&pod) && is_new(&pod) {
                         let breaks = held.borrow().breaks.contains(node(&pod));
                         if breaks && crashing.insert(pod.name_any(), pod.clone()).is_none() {
                             crash(&pods, &pod).await;
@@ -111,8 +111,9 @@ fn node(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-fn runs(pod: &Pod) -> bool {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+/// What has ended is never started again.
+fn is_new(pod: &Pod) -> bool {
+    matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), None | Some("Pending"))
 }
 
 /// As the kubelet tells of a loop of crashes that has lasted a while.
