@@ -88,9 +88,6 @@ pub const PERMITTED_WAS_UNSET: &str = "gpuvirt.io/permitted-host-devices-was-uns
 /// `"true"` on a KubeVirt or `HyperConverged` object: we have told it to make no mediated devices.
 pub const MEDIATED_DEVICES_OFF: &str = "gpuvirt.io/mediated-devices-off";
 
-/// How far a node is with the upgrade of its driver, as in `upgrade-done`.
-pub const DRIVER_UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
-
 /// Field manager of everything that the operator applies.
 pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";
 /// Field manager of `GPUNode.status.agent`.

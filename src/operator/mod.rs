@@ -20,6 +20,7 @@ mod host;
 pub mod kubevirt;
 pub mod node;
 mod owner;
+mod pod;
 mod pod_watches;
 pub mod policy;
 mod selector;

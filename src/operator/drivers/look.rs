@@ -9,7 +9,10 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 
-use crate::operator::policy::DRIVERS;
+use crate::operator::{
+    pod::{controller, ready},
+    policy::DRIVERS,
+};
 
 /// By which an image knows that it has loaded this very driver before, with the same settings.
 const DIGEST: &str = "DRIVER_CONFIG_DIGEST";
@@ -157,8 +160,7 @@ pub fn slim(pod: &mut Pod) {
 }
 
 pub fn is_of(pod: &Pod, set: &str, hash: &str) -> bool {
-    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-    controller.is_some_and(|owner| owner.name == set)
+    controller(pod).is_some_and(|owner| owner.name == set)
         && pod.labels().get(labels::CONTROLLER_REVISION_HASH).is_some_and(|value| value == hash)
 }
 
@@ -166,7 +168,7 @@ pub fn of_node(node: &str, own: &DaemonSet, newest: &Revision, live: &[Arc<Daemo
     let mut seen = Seen { set: set(own), newest: newest.clone(), ..Seen::default() };
     let here = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == Some(node));
     for pod in pods.iter().filter(here) {
-        let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+        let controller = controller(pod);
         if is_of(pod, &newest.set, &newest.hash) && pod.metadata.deletion_timestamp.is_none() {
             seen.state = state(pod);
             continue;
@@ -198,18 +200,13 @@ pub fn outdated(
 ) -> Vec<(String, Set)> {
     let of_pod = |pod: &Arc<Pod>| {
         let node = pod.spec.as_ref()?.node_name.clone()?;
-        let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-        let own = controller.and_then(|owner| live.iter().find(|set| set.metadata.uid.as_ref() == Some(&owner.uid)));
+        let own =
+            controller(pod).and_then(|owner| live.iter().find(|set| set.metadata.uid.as_ref() == Some(&owner.uid)));
         let Some(own) = own else { return Some((node, Set::default())) };
         let hash = newest(&own.name_any())?;
         (pod.labels().get(labels::CONTROLLER_REVISION_HASH) != Some(&hash)).then(|| (node, set(own)))
     };
     pods.iter().filter_map(of_pod).collect()
-}
-
-pub fn ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn state(pod: &Pod) -> State {

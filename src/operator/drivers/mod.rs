@@ -26,8 +26,9 @@ use kube::{
 use tokio::{sync::Notify, time::sleep};
 
 pub use self::look::{NodeDriver, Old, Seen, Set, State};
-use self::look::{Revision, is_driver, is_of, newest, of_node, outdated, ready, selects, set, settled, slim};
+use self::look::{Revision, is_driver, is_of, newest, of_node, outdated, selects, set, settled, slim};
 use super::{
+    pod::ready,
     pod_watches::PodWatches,
     policy::DRIVERS,
     transition::Upgrades,
@@ -80,7 +81,7 @@ impl Drivers {
     }
 
     async fn look(&self) -> Result<(), kube::Error> {
-        let sets: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let sets = self.live();
         let under_way = self.world.transitions.state().iter().any(|object| object.0.as_ref().is_ok_and(renews));
         let watching = under_way || !sets.iter().all(|set| settled(set));
         let mut revisions = BTreeMap::new();
@@ -134,7 +135,7 @@ impl Drivers {
 
     /// The driver of a node with these labels.
     pub fn of(&self, node: &str, labels: &BTreeMap<String, String>) -> NodeDriver {
-        let live: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let live = self.live();
         let Some(own) = live.iter().find(|set| selects(set, labels)) else { return NodeDriver::None };
         let known = self.known();
         match known.watching {
@@ -152,9 +153,9 @@ impl Drivers {
 
     /// Whether all nodes have their newest driver, and if not, why.
     pub fn verdict(&self, upgrades: &Upgrades) -> Verdict {
-        let live: Vec<Arc<DaemonSet>> = self.sets.state().into_iter().filter(|set| is_driver(set)).collect();
+        let live = self.live();
         let changes = self.world.transitions.state();
-        let changes: Vec<GPUTransition> = changes.iter().filter_map(|object| object.0.as_ref().ok().cloned()).collect();
+        let changes: Vec<&GPUTransition> = changes.iter().filter_map(|object| object.0.as_ref().ok()).collect();
         let pods = self.pods.get(KEY).unwrap_or_default();
         let known = self.known();
         let newest = |set: &str| known.revisions.get(set).map(|(_, revision)| revision.hash.clone());
@@ -168,6 +169,10 @@ impl Drivers {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
             is_of(pod, &driver.daemon_set, &driver.revision) && ready(pod) && !changing.contains(node)
         })
+    }
+
+    fn live(&self) -> Vec<Arc<DaemonSet>> {
+        self.sets.state().into_iter().filter(|set| is_driver(set)).collect()
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crds::{
-    conditions::Verdict,
-    v1alpha1::{GPUTransition, TransitionPhase},
-};
+use crds::{conditions::Verdict, v1alpha1::GPUTransition};
 
 use super::Set;
-use crate::operator::transition::{HALTED, Upgrades};
+use crate::operator::transition::{HALTED, Upgrades, failure};
 
 /// Condition: every node has the newest driver of its DaemonSet.
 pub const DRIVERS_CURRENT: &str = "DriversCurrent";
@@ -16,17 +13,11 @@ pub const DRIVERS_CURRENT: &str = "DriversCurrent";
 const NAMED: usize = 10;
 
 /// `outdated`: nodes, and whose driver they have.
-pub fn verdict(outdated: &[(String, Set)], changes: &[GPUTransition], upgrades: &Upgrades) -> Verdict {
-    let status = |object: &GPUTransition| object.status.clone().unwrap_or_default();
+pub fn verdict(outdated: &[(String, Set)], changes: &[&GPUTransition], upgrades: &Upgrades) -> Verdict {
     let renewals = || changes.iter().filter(|object| object.spec.driver.is_some());
-    let failed = renewals().filter(|object| {
-        let status = status(object);
-        status.phase == TransitionPhase::Failed || status.phase == TransitionPhase::Blocked && status.switched
-    });
-    let failed: Vec<String> =
-        failed.map(|object| format!("{}: {}", object.spec.node, status(object).message)).collect();
+    let failed: Vec<String> = renewals().filter_map(|object| failure(object)).collect();
     if !failed.is_empty() {
-        let halted = renewals().any(|object| status(object).reason == HALTED);
+        let halted = renewals().any(|object| object.status.as_ref().is_some_and(|status| status.reason == HALTED));
         let (reason, then) = match halted {
             true => ("UpgradeHalted", "; no further node begins: mend them, or choose another version"),
             false => ("UpgradeFailed", ""),

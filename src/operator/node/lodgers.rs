@@ -11,6 +11,7 @@ use kube::{
 };
 
 use crate::operator::{
+    pod::{controller, instance},
     pod_watches::PodWatches,
     transition::{Affected, Upgrade},
     world::{NodeWork, Wake},
@@ -93,11 +94,8 @@ fn lodger(pod: &Arc<Pod>) -> Option<Lodger> {
     if own || matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
     }
-    let namespace = pod.namespace().unwrap_or_default();
-    let named = |name: &str| format!("{namespace}/{name}");
-    let owners = pod.owner_references();
-    let vmi = owners.iter().find(|owner| owner.kind == "VirtualMachineInstance").map(|owner| named(&owner.name));
-    let controller = owners.iter().find(|owner| owner.controller == Some(true));
+    let vmi = instance(pod.as_ref());
+    let controller = controller(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     let stays = match controller.filter(|owner| owner.kind == "DaemonSet") {
         Some(owner) => Stays::DaemonSet(owner.name.clone()),
@@ -105,7 +103,7 @@ fn lodger(pod: &Arc<Pod>) -> Option<Lodger> {
         None => Stays::No,
     };
     Some(Lodger {
-        name: named(&pod.name_any()),
+        name: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
         labels: pod.labels().clone(),
         uses_gpu: spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(asks_for_gpu),
         stays,

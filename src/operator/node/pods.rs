@@ -8,6 +8,7 @@ use kube::{Client, ResourceExt, runtime::watcher};
 
 use super::decide::OperandPod;
 use crate::operator::{
+    pod::ready,
     pod_watches::PodWatches,
     world::{NodeWork, Wake},
 };
@@ -43,7 +44,5 @@ pub fn operand(pod: &Pod) -> OperandPod {
     let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
     let gates: BTreeSet<String> =
         selector.into_iter().flat_map(|s| s.keys()).filter(|k| k.starts_with(labels::DEPLOY_PREFIX)).cloned().collect();
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
-    OperandPod { uid: pod.uid().unwrap_or_default(), name: pod.name_any(), gates, ready }
+    OperandPod { uid: pod.uid().unwrap_or_default(), name: pod.name_any(), gates, ready: ready(pod) }
 }

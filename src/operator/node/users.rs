@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt, api::ListParams, core::PartialObjectMeta};
 
 use super::claims::{Claimant, Claims};
+use crate::operator::pod::instance;
 
 /// Of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -155,7 +156,7 @@ impl UserNames {
         let Some((namespace, name)) = pod.split_once('/') else { return Ok(Launcher::default()) };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let found = pods.get_metadata_opt(name).await?;
-        let launcher = |pod: PartialObjectMeta<Pod>| Launcher { uid: pod.uid(), instance: owner(&pod) };
+        let launcher = |pod: PartialObjectMeta<Pod>| Launcher { uid: pod.uid(), instance: instance(&pod) };
         Ok(found.map(launcher).unwrap_or_default())
     }
 }
@@ -168,12 +169,6 @@ fn named(pod: &PartialObjectMeta<Pod>) -> String {
 fn strangers(agent: &AgentStatus, users: &Users) -> BTreeSet<String> {
     let pods = agent.gpus.iter().flat_map(GPUStatus::all_holders).filter_map(|holder| holder.pod.as_ref());
     pods.filter(|pod| users.name(pod).is_none()).cloned().collect()
-}
-
-/// KubeVirt 1.6-1.9: the instance is the controlling owner of its launcher.
-fn owner(pod: &PartialObjectMeta<Pod>) -> Option<String> {
-    let owner = pod.owner_references().iter().find(|owner| owner.kind == "VirtualMachineInstance")?;
-    Some(format!("{}/{}", pod.namespace().unwrap_or_default(), owner.name))
 }
 
 /// GPUs by the pods that the kubelet has given them to. Holders that were found by their open files have a UID there.
@@ -259,6 +254,6 @@ mod tests {
     }
 
     fn owner_of(pod: serde_json::Value) -> Option<String> {
-        owner(&serde_json::from_value(pod).expect("metadata of a pod"))
+        instance(&serde_json::from_value::<PartialObjectMeta<Pod>>(pod).expect("metadata of a pod"))
     }
 }

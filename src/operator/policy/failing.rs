@@ -6,6 +6,8 @@ use crds::v1alpha1::FailingPod;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 
+use crate::operator::pod::ready;
+
 /// Of an image's or a program's own words, in characters: the end says why.
 const WORDS: usize = 400;
 /// The kubelet's reasons while nothing is wrong yet.
@@ -133,11 +135,6 @@ fn words(text: &str) -> String {
         Some((cut, _)) if cut > 0 => format!("…{}", &line[cut..]),
         Some(_) | None => line,
     }
-}
-
-fn ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// Where it is, or where its DaemonSet's controller wants it.

@@ -5,14 +5,14 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, EvictParams, Patch, Preconditions},
-    core::{ApiResource, DynamicObject, GroupVersionKind},
+    core::DynamicObject,
 };
 use serde_json::json;
 
 use super::state::Gate;
 use crate::{
     cluster::{gone, merges},
-    operator::drivers::Old,
+    operator::{drivers::Old, vmi},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -119,7 +119,7 @@ pub async fn answer(client: &Client, node: &str, uid: Option<String>, keys: &[&s
 pub async fn stop(client: &Client, instance: &str) -> Result<Option<String>, Error> {
     let Some((namespace, name)) = instance.split_once('/') else { return Ok(None) };
     let failed = |source| Error::Stop { vm: instance.to_owned(), source: Box::new(source) };
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance"));
+    let kind = vmi::resource();
     let instances: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
     let Some(found) = instances.get_metadata_opt(name).await.map_err(failed)? else { return Ok(None) };
     if found.meta().deletion_timestamp.is_some() {

@@ -286,11 +286,9 @@ impl Transitions {
         let mut failed = Vec::new();
         self.objects.for_each(|object| {
             let same = object.spec.driver.as_ref().is_some_and(|d| d.revision == renewal.driver.revision);
-            let status = object.status.as_ref().filter(|_| same && object.spec.node != node);
-            let failure = status.filter(|status| {
-                status.phase == TransitionPhase::Failed || status.phase == TransitionPhase::Blocked && status.switched
-            });
-            failed.extend(failure.map(|status| format!("{}: {}", object.spec.node, status.message)));
+            if same && object.spec.node != node {
+                failed.extend(record::failure(object));
+            }
         });
         failed.sort();
         (failed.len() >= renewal.upgrade.halt_after).then(|| {

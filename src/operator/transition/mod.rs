@@ -36,6 +36,7 @@ pub use self::{
     metrics::Metrics,
     next::{DRAINING, EVICTION_TIMED_OUT},
     plan::Affected,
+    record::failure,
     state::{Leave, Progress, Transition},
     told::HALTED,
     upgrade::{Unusable, Upgrade, Upgrades},

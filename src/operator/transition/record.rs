@@ -1,6 +1,8 @@
 //! Between a [`Transition`] and the `GPUTransition` that remembers it.
 
-use crds::v1alpha1::{GPUTransition, GPUTransitionSpec, GPUTransitionStatus, TransitionEvent, TransitionStage};
+use crds::v1alpha1::{
+    GPUTransition, GPUTransitionSpec, GPUTransitionStatus, TransitionEvent, TransitionPhase, TransitionStage,
+};
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{OwnerReference, Time},
     jiff::Timestamp,
@@ -14,6 +16,13 @@ use super::{
 
 /// Phases that are remembered; the oldest are forgotten first.
 const HISTORY: usize = 40;
+
+/// Its node and what has gone wrong there; `None`: nothing has, or nothing had been done to the node.
+pub fn failure(object: &GPUTransition) -> Option<String> {
+    let status = object.status.as_ref()?;
+    let failed = status.phase == TransitionPhase::Failed || status.phase == TransitionPhase::Blocked && status.switched;
+    failed.then(|| format!("{}: {}", object.spec.node, status.message))
+}
 
 /// The object of a change that begins, with the node's name: a node makes one change at a time.
 pub fn begin(change: &Change<'_>, plan: &Plan, owner: Option<OwnerReference>) -> GPUTransition {

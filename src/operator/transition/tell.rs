@@ -2,13 +2,13 @@
 
 use crds::v1alpha1::{GPUTransition, TransitionPhase};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DynamicObject, GroupVersionKind},
-};
+use kube::{Api, Client, Resource, ResourceExt, api::DynamicObject};
 
 use super::{plan::Affected, state::Transition};
-use crate::cluster::events::{Events, Notice};
+use crate::{
+    cluster::events::{Events, Notice},
+    operator::vmi,
+};
 
 const ACTION: &str = "ChangeMode";
 
@@ -94,7 +94,7 @@ fn of_vm(object: &GPUTransition, after: &Transition) -> Option<Notice> {
 /// Events are shown by the UID of what they are about.
 async fn instance(client: &Client, name: &str) -> Result<Option<ObjectReference>, kube::Error> {
     let Some((namespace, name)) = name.split_once('/') else { return Ok(None) };
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance"));
+    let kind = vmi::resource();
     let instances: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
     let found = instances.get_metadata_opt(name).await?;
     Ok(found.map(|found| ObjectReference {

@@ -98,7 +98,8 @@ impl Upgrade {
             limits,
             patience: Patience { eviction: patience(pod_deletion.timeout_seconds), ..waits() },
             cordon: Cordon::Always,
-            windows: Windows::read(&config.maintenance_windows).unwrap_or(Windows::Unknown),
+            // See `Upgrades::begin_in`: until then none opens.
+            windows: Windows::Unknown,
         };
         let upgrade = Self {
             rules,

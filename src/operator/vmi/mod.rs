@@ -19,4 +19,4 @@ mod supply;
 mod tests;
 mod told;
 
-pub use self::{follow::Explainer, instances::Instances};
+pub use self::{follow::Explainer, instance::resource, instances::Instances};

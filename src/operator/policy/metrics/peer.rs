@@ -208,7 +208,7 @@ impl Collector for Peer {
         let gpu_nodes = agents.filter(|agent| !agent.gpus.is_empty()).count();
         let all = self.world.nodes.state();
         let has_nfd = all.iter().any(|node| node.labels().keys().any(|key| key.starts_with(NFD)));
-        let states = all.iter().filter_map(|node| node.labels().get(labels::DRIVER_UPGRADE_STATE).map(String::as_str));
+        let states = all.iter().filter_map(|node| node.labels().get(labels::UPGRADE_STATE).map(String::as_str));
         let nodes = nodes(states, known.upgrades.as_ref(), gpu_nodes);
         for (name, help, value) in [
             ("gpu_nodes_total", "Nodes with GPUs", i64::try_from(gpu_nodes).unwrap_or(i64::MAX)),
