@@ -22,10 +22,10 @@ use crate::{
         nodes, policies,
         program::Program,
         tape::{Tape, Written, version},
-        turn::{LEASE, Turn, turn},
+        turn::{LEASE, ML, Turn, turn},
         wait,
     },
-    transitions::{ML, annotate, config, container_node, gpu_pod, phases, to_passthrough, unschedulable, until_phase},
+    transitions::{annotate, config, container_node, gpu_pod, phases, to_passthrough, unschedulable, until_phase},
 };
 
 const POLICY: &str = "cluster-policy";

@@ -27,13 +27,12 @@ use crate::{
         kubevirt::{self, VMS},
         nodes, policies,
         tape::{Tape, Written, version},
-        turn::{Turn, turn},
+        turn::{ML, Turn, turn},
         wait,
     },
 };
 
 const POLICY: &str = "cluster-policy";
-pub const ML: &str = "ml";
 
 /// A container node that serves, and its agent.
 pub async fn container_node(t: &Turn, name: &str) -> Agent {

@@ -19,12 +19,11 @@ use crate::support::{
     kubelets::Kubelets,
     nodes, policies,
     tape::{Tape, Written},
-    turn::{Turn, turn},
+    turn::{ML, Turn, turn},
     wait,
 };
 
 const POLICY: &str = "cluster-policy";
-const ML: &str = "ml";
 const PAUSED: &str = labels::PAUSED_FOR_UPGRADE;
 
 async fn policy(t: &Turn, upgrade: &Value) {

@@ -45,6 +45,9 @@ pub const OPENSHIFT_CRDS: [(&str, &str); 3] = [
     ("imagestreams.image.openshift.io", "ImageStream"),
 ];
 
+/// Namespace of pods that use GPUs.
+pub const ML: &str = "ml";
+
 static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
 
 /// One test's time on the control plane.
@@ -152,6 +155,13 @@ impl Turn {
         let at_once = DeleteParams::default().grace_period(0);
         let pods: Api<Pod> = self.ours();
         join_all(list(&pods).await.iter().map(|pod| pods.delete(pod, &at_once))).await;
+        // Users' pods stay when their played node goes, and the next test's have the same names.
+        let users: Api<Pod> = Api::namespaced(self.client.clone(), ML);
+        let left = list(&users).await;
+        join_all(left.iter().map(|pod| users.delete(pod, &at_once))).await;
+        let (params, free) = (PatchParams::default(), Patch::Merge(&released));
+        join_all(left.iter().map(|pod| users.patch(pod, &params, &free))).await;
+        remove_named(&users, &left).await;
         remove(&self.metadata_of::<GPUNode>()).await;
         let nodes: Api<Node> = self.all();
         let (real, fake): (Vec<String>, Vec<String>) =
