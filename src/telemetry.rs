@@ -1,5 +1,11 @@
 //! Logs, metrics and probes: `/metrics`, `/livez`, `/readyz`.
 
+mod described;
+
+#[cfg(test)]
+pub use described::check as check_described;
+pub use described::{Described, Kind, Unit};
+
 use std::{
     net::SocketAddr,
     sync::{

@@ -35,6 +35,7 @@ mod uevent;
 pub mod vfio_manager;
 mod vgpu_manager;
 mod wish;
+mod work;
 
 use std::{
     net::SocketAddr,
@@ -59,7 +60,7 @@ use self::{
     device_plugin::{DevicePlugins, Offer},
     health::Ailment,
     holders::HolderEnds,
-    metrics::Metrics,
+    metrics::{Metrics, Round},
     news::News,
     offer::Offered,
     own_node::Known,
@@ -188,7 +189,7 @@ impl Agent {
         let manager = VfioManager::open(&config.host_root, helper, &config.node)?.with_library(Box::new(library));
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
-        let metrics = telemetry.register(Metrics::register);
+        let metrics = telemetry.register(|registry| Metrics::register(registry, &config.node));
         Ok(Self {
             manager: Some(manager),
             plugins,
@@ -299,7 +300,7 @@ impl Agent {
         self.nodes.follow();
         let began = Instant::now();
         let observation = self.look(wish.clone()).await?;
-        self.metrics.measure(&observation, began.elapsed());
+        self.metrics.count(&observation, began.elapsed());
         let offered = offer::offer(&wish, &observation, &self.offer);
         // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
@@ -307,6 +308,10 @@ impl Agent {
             self.plugins.offer(offered.offer.clone());
         }
         self.checks.keep(&wish, &observation);
+        let plugins = self.plugins.subscribe().borrow().clone();
+        let users = known.iter().flatten().flat_map(metrics::users);
+        self.metrics
+            .show(&Round { wish: &wish, observation: &observation, offered: &offered, plugins: &plugins }, users);
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
         let reported = match known {
@@ -345,7 +350,9 @@ impl Agent {
 
     /// Whether a round is due although nothing has called for one.
     async fn glance(&mut self) -> Result<bool, Error> {
-        self.work(|manager, allocations| manager.glance(&allocations)).await
+        let (due, bus) = self.work(|manager, allocations| (manager.glance(&allocations), manager.bus())).await?;
+        self.metrics.glanced(&bus);
+        Ok(due)
     }
 
     /// Whether a round is due because pods have other GPUs than they had. Asks the kubelet only.
