@@ -145,7 +145,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     telemetry.set_ready();
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     tokio::select! {
-        source = telemetry.serve(config.listen) => Err(Error::Serve { listen: config.listen, source }),
+        source = telemetry.serve_plain(config.listen) => Err(Error::Serve { listen: config.listen, source }),
         () = follow_node(client, &config.node, &metrics) => Ok(()),
         () = ask_driver(&config, &root, &metrics) => Ok(()),
         () = shutdown.begun() => Ok(()),

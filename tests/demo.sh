@@ -50,7 +50,7 @@ start() {
 	OUT=$GPUVIRT_LAB IMAGES="pause box virt-launcher" tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
 }
 install() {
-	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m \
+	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --set metrics.mode=plain --wait --timeout 3m \
 		>/dev/null 2> >(grep -v level=INFO >&2) # it says that the chart's CRDs are links
 	kubectl wait --for=create "gpunode/$NODE" --timeout=60s >/dev/null
 }

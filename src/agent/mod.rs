@@ -38,7 +38,6 @@ mod wish;
 mod work;
 
 use std::{
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -70,7 +69,11 @@ use self::{
     vfio_manager::{Observation, VfioManager},
     wish::Wish,
 };
-use crate::{cluster::events::Events, shutdown::Shutdown, telemetry::Telemetry};
+use crate::{
+    cluster::events::Events,
+    shutdown::Shutdown,
+    telemetry::{Doors, ServeError, Telemetry},
+};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -84,7 +87,7 @@ pub struct Config {
     pub driver_root: PathBuf,
     /// How often the host is looked at when nothing has asked for it; jitter is added.
     pub resync: Duration,
-    pub listen: SocketAddr,
+    pub doors: Doors,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +104,8 @@ pub enum Error {
     Uevents(#[source] std::io::Error),
     #[error("device nodes cannot be followed")]
     DeviceNodes(#[source] std::io::Error),
-    #[error("probes cannot be served on {listen}")]
-    Probes { listen: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     #[error("the thread that works on the host has ended")]
     Worker,
 }
@@ -125,7 +128,7 @@ const LATE_OPENING: Duration = Duration::from_secs(30);
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let client = Client::try_default().await.map_err(Error::Client)?;
     let telemetry = Telemetry::default();
-    let serve = telemetry.clone().serve(config.listen);
+    let serve = telemetry.clone().serve(config.doors.clone(), client.clone());
     let due = Arc::new(Notify::new());
     let uevents = uevent::Uevents::open().map_err(Error::Uevents)?;
     let (nodes, changes) = DevNodes::open(&config.host_root).map_err(Error::DeviceNodes)?;
@@ -136,7 +139,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         error = changes.notify(due.clone()) => Err(Error::DeviceNodes(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         () = own_node::follow(client, &config.node, node_tx) => Err(Error::Worker),
-        source = serve => Err(Error::Probes { listen: config.listen, source }),
+        error = serve => Err(error.into()),
     }
 }
 

@@ -31,7 +31,7 @@ pub mod vgpu;
 pub mod vmi;
 mod world;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use futures::future::join_all;
 use kube::Client;
@@ -52,7 +52,7 @@ use self::{
 use crate::{
     cluster::{apply::Applier, events::Events, lease},
     shutdown::Shutdown,
-    telemetry::Telemetry,
+    telemetry::{Doors, ServeError, Telemetry},
 };
 
 pub const LEASE: &str = "gpuvirt-operator";
@@ -64,7 +64,7 @@ pub struct Config {
     pub identity: String,
     /// The chart's release, if the chart has installed it.
     pub release: Option<String>,
-    pub listen: SocketAddr,
+    pub doors: Doors,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,8 +73,8 @@ pub enum Error {
     Client(#[source] kube::Error),
     #[error(transparent)]
     Lease(#[from] lease::Error),
-    #[error("probes cannot be served on {listen}")]
-    Probes { listen: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Serve(#[from] ServeError),
 }
 
 /// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
@@ -104,7 +104,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     };
     tokio::select! {
         done = work => done,
-        source = telemetry.clone().serve(config.listen) => Err(Error::Probes { listen: config.listen, source }),
+        error = telemetry.clone().serve(config.doors.clone(), client.clone()) => Err(error.into()),
     }
 }
 

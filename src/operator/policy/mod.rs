@@ -39,7 +39,7 @@ use tokio::{
 };
 
 pub use self::{
-    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, AgentMetrics, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     config::LastWindows,
     facts::Runtimes,
     metrics::{Metrics, Peer as PeerMetrics},
