@@ -3,6 +3,8 @@
 mod access;
 mod certificate;
 mod described;
+#[cfg(test)]
+mod reference;
 mod serve;
 
 pub use certificate::Origin;

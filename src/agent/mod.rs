@@ -20,7 +20,7 @@ mod health;
 mod holders;
 mod leave;
 pub mod library;
-mod metrics;
+pub(crate) mod metrics;
 mod news;
 mod objections;
 mod offer;

@@ -52,10 +52,16 @@ use self::{
 use crate::{
     cluster::{apply::Applier, events::Events, lease},
     shutdown::Shutdown,
-    telemetry::{Doors, ServeError, Telemetry},
+    telemetry::{Described, Doors, ServeError, Telemetry, Unit},
 };
 
 pub const LEASE: &str = "gpuvirt-operator";
+const LEADING: Described =
+    Described::gauge("gpuvirt_operator_leading", &[], Unit::Flag, "Whether this replica holds the lease");
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const METRICS: &[&[Described]] = &[&[LEADING], transition::METRICS];
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -83,7 +89,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let telemetry = Telemetry::default();
     let leading = telemetry.register(|registry| {
         let leading: Gauge = Gauge::default();
-        registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
+        LEADING.register(registry, &leading);
         leading
     });
     // A replica that waits for the lease is healthy.

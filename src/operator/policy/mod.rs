@@ -38,6 +38,8 @@ use tokio::{
     time::sleep,
 };
 
+#[cfg(test)]
+pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
     build::{AGENT, AgentMetrics, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     config::LastWindows,
