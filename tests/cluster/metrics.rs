@@ -1,5 +1,7 @@
 //! What operator and agents tell Prometheus, asked for as Prometheus does.
 
+mod chart;
+mod queries;
 mod tls;
 
 use std::{

@@ -70,6 +70,23 @@ pub async fn reader(t: &Turn) -> String {
     token(t, "prometheus").await
 }
 
+/// `gpuvirt operator` with its metrics over TLS.
+pub async fn operator(t: &Turn, probes: SocketAddr, metrics: SocketAddr) -> Program {
+    let kubeconfig = identity::service_account(t, "gpuvirt-operator", None).await;
+    let (listen, guarded) = (format!("--listen={probes}"), format!("--metrics-listen={metrics}"));
+    Program::start(
+        t,
+        "op-tls",
+        &["operator", &listen, "--metrics=tls", &guarded],
+        &[
+            ("KUBECONFIG", kubeconfig.as_os_str()),
+            ("POD_NAMESPACE", NAMESPACE.as_ref()),
+            ("POD_NAME", "op-tls".as_ref()),
+            ("GPUVIRT_IMAGE", "localhost/gpuvirt:test".as_ref()),
+        ],
+    )
+}
+
 /// `gpuvirt agent` of a node without a kubelet, on a described machine.
 pub async fn agent(t: &Turn, node: &str, host: &Path, more: &[&str]) -> Program {
     nodes::create(t, node, &[]).await;
@@ -112,19 +129,7 @@ async fn only_readers(t: &Turn, at: SocketAddr, metric: &str) {
 fn the_operators_metrics_are_shown_over_tls_to_readers_only_and_probes_stay_plain() {
     turn(async |t| {
         let (probes, metrics) = (address(), address());
-        let kubeconfig = identity::service_account(t, "gpuvirt-operator", None).await;
-        let (listen, guarded) = (format!("--listen={probes}"), format!("--metrics-listen={metrics}"));
-        let _operator = Program::start(
-            t,
-            "op-tls",
-            &["operator", &listen, "--metrics=tls", &guarded],
-            &[
-                ("KUBECONFIG", kubeconfig.as_os_str()),
-                ("POD_NAMESPACE", NAMESPACE.as_ref()),
-                ("POD_NAME", "op-tls".as_ref()),
-                ("GPUVIRT_IMAGE", "localhost/gpuvirt:test".as_ref()),
-            ],
-        );
+        let _operator = operator(t, probes, metrics).await;
         only_readers(t, metrics, "gpuvirt_operator_leading 1").await;
         let said = scrape(probes, "/readyz").expect("an answer");
         assert!(said.starts_with("HTTP/1.0 200"), "{said}");
