@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
 mod chain;
+mod doors;
 mod images;
 mod plan_args;
 
@@ -15,9 +16,13 @@ use crate::{
     cuda,
     host_command::{Subject, inspect},
     nvml,
-    operator::{self, policy::Installation, uninstall},
+    operator::{
+        self,
+        policy::{AgentMetrics, Installation},
+        uninstall,
+    },
     shutdown::Shutdown,
-    telemetry::{LogFormat, init_logs},
+    telemetry::{Doors, Exposure, LogFormat, init_logs},
 };
 
 /// NVIDIA GPUs for containers and for KubeVirt virtual machines, in one cluster.
@@ -108,8 +113,11 @@ struct OperatorArgs {
     /// Name of the chart's release, which may take over what the operator makes in its stead.
     #[arg(long, env = "HELM_RELEASE")]
     release: Option<String>,
-    #[arg(long, default_value = "0.0.0.0:8080")]
-    listen: SocketAddr,
+    #[command(flatten)]
+    doors: doors::DoorArgs,
+    /// Secret with the certificate of the agents' metrics, in the operator's namespace.
+    #[arg(long, env = "METRICS_SECRET")]
+    metrics_secret: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -129,8 +137,8 @@ struct AgentArgs {
     /// Seconds between two looks at the host when no event has asked for one.
     #[arg(long, default_value_t = 300)]
     resync_seconds: u64,
-    #[arg(long, default_value = "0.0.0.0:8080")]
-    listen: SocketAddr,
+    #[command(flatten)]
+    doors: doors::DoorArgs,
 }
 
 #[derive(Debug, Args)]
@@ -335,11 +343,12 @@ impl From<OperatorArgs> for operator::Config {
                 image: args.image,
                 pull_policy: args.image_pull_policy,
                 log_level: args.operand_log_level,
+                metrics: args.doors.of_agents(args.metrics_secret),
                 images: args.images.by_section(),
             },
             identity: args.identity,
             release: args.release,
-            listen: args.listen,
+            doors: args.doors.into(),
         }
     }
 }
@@ -353,7 +362,7 @@ impl From<AgentArgs> for agent::Config {
             kubelet_root: args.kubelet_root,
             driver_root: args.driver_root,
             resync: Duration::from_secs(args.resync_seconds.max(1)),
-            listen: args.listen,
+            doors: args.doors.into(),
         }
     }
 }
@@ -372,10 +381,11 @@ impl From<UninstallArgs> for uninstall::Options {
             image: String::new(),
             pull_policy: "IfNotPresent".to_owned(),
             log_level: "info".to_owned(),
+            metrics: AgentMetrics::Off,
             images: BTreeMap::new(),
         };
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let operator = operator::Config { installation, identity: args.identity, release: None, listen: nowhere };
+        let doors = Doors { probes: SocketAddr::from(([127, 0, 0, 1], 0)), metrics: Exposure::Off };
+        let operator = operator::Config { installation, identity: args.identity, release: None, doors };
         Self { operator, force: args.force, timeout: args.timeout }
     }
 }

@@ -31,7 +31,7 @@ pub mod vgpu;
 pub mod vmi;
 mod world;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use futures::future::join_all;
 use kube::Client;
@@ -52,10 +52,16 @@ use self::{
 use crate::{
     cluster::{apply::Applier, events::Events, lease},
     shutdown::Shutdown,
-    telemetry::Telemetry,
+    telemetry::{Described, Doors, ServeError, Telemetry, Unit},
 };
 
 pub const LEASE: &str = "gpuvirt-operator";
+const LEADING: Described =
+    Described::gauge("gpuvirt_operator_leading", &[], Unit::Flag, "Whether this replica holds the lease");
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const METRICS: &[&[Described]] = &[&[LEADING], transition::METRICS];
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -64,7 +70,7 @@ pub struct Config {
     pub identity: String,
     /// The chart's release, if the chart has installed it.
     pub release: Option<String>,
-    pub listen: SocketAddr,
+    pub doors: Doors,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,8 +79,8 @@ pub enum Error {
     Client(#[source] kube::Error),
     #[error(transparent)]
     Lease(#[from] lease::Error),
-    #[error("probes cannot be served on {listen}")]
-    Probes { listen: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Serve(#[from] ServeError),
 }
 
 /// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
@@ -83,7 +89,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let telemetry = Telemetry::default();
     let leading = telemetry.register(|registry| {
         let leading: Gauge = Gauge::default();
-        registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
+        LEADING.register(registry, &leading);
         leading
     });
     // A replica that waits for the lease is healthy.
@@ -104,7 +110,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     };
     tokio::select! {
         done = work => done,
-        source = telemetry.clone().serve(config.listen) => Err(Error::Probes { listen: config.listen, source }),
+        error = telemetry.clone().serve(config.doors.clone(), client.clone()) => Err(error.into()),
     }
 }
 

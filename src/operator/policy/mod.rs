@@ -38,8 +38,10 @@ use tokio::{
     time::sleep,
 };
 
+#[cfg(test)]
+pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
-    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, AgentMetrics, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     config::LastWindows,
     facts::Runtimes,
     metrics::{Metrics, Peer as PeerMetrics},

@@ -30,6 +30,8 @@ mod told;
 mod upgrade;
 pub mod windows;
 
+#[cfg(test)]
+pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
     errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},

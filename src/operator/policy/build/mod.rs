@@ -51,9 +51,23 @@ pub struct Installation {
     pub image: String,
     pub pull_policy: String,
     pub log_level: String,
+    /// How agents show their metrics.
+    pub metrics: AgentMetrics,
     /// By section of a ClusterPolicy (`driver`, `toolkit`), for a policy that names no image: what bundles of the
     /// Operator Lifecycle Manager set.
     pub images: BTreeMap<String, String>,
+}
+
+/// How agents show their metrics: as the operator does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AgentMetrics {
+    #[default]
+    Off,
+    Plain,
+    /// With the certificate of a Secret, or with one that the agent makes.
+    Tls {
+        secret: Option<String>,
+    },
 }
 
 /// Everything that a policy asks for: in the operator's namespace, and the runtime classes.
