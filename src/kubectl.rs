@@ -14,7 +14,7 @@ use crds::WorkloadMode;
 use crate::{
     answer::Output,
     chain,
-    cluster_command::{Target, approve, explain, gpus, nodes, plan, status},
+    cluster_command::{Target, approve, doctor, explain, gpus, nodes, plan, status},
     terminal::{BAD, paint},
 };
 
@@ -49,6 +49,11 @@ enum Command {
     /// Exits with 2 where something is wrong with it.
     #[command(subcommand)]
     Explain(Explain),
+    /// Whether the cluster and its KubeVirt are fit for GPUs, also before gpuvirt is installed: each finding with what was
+    /// seen and what to do.
+    ///
+    /// Exits with 2 where something is wrong; warnings and advice do not count.
+    Doctor(OutputArgs),
     /// Prints the completion of a shell: `source <(kubectl gpuvirt completion bash)`.
     ///
     /// For `kubectl gpuvirt <TAB>` itself, see docs/kubectl-gpuvirt.md.
@@ -124,6 +129,27 @@ pub struct ApproveArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum Explain {
+    /// A node with GPUs: its mode, what changes, what is wrong, and each of its GPUs.
+    Node {
+        node: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// A GPU: what drives it, who has it, what is wrong, and which modes it can be in.
+    Gpu {
+        /// As in `gpu-1/0000:43:00.0`, or the address alone if one node only has it.
+        #[arg(value_name = "NODE/ADDRESS")]
+        gpu: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// A ClusterPolicy: what became of it, operand by operand. The one that counts if none is named.
+    #[command(visible_alias = "policy")]
+    Clusterpolicy {
+        name: Option<String>,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// A virtual machine instance that asks for GPUs: why it does not run.
     Vmi {
         /// As in `vms/training-1`, or a name in the namespace of your context.
@@ -150,9 +176,19 @@ impl ApproveArgs {
 
 impl Explain {
     pub fn run(self, target: TargetArgs) -> anyhow::Result<ExitCode> {
+        let runtime = runtime()?;
         let fine = match self {
+            Self::Node { node, output } => {
+                runtime.block_on(Box::pin(explain::node(&target.of(None), &node, output.output)))?
+            }
+            Self::Gpu { gpu, output } => {
+                runtime.block_on(Box::pin(explain::gpu(&target.of(None), &gpu, output.output)))?
+            }
+            Self::Clusterpolicy { name, output } => {
+                runtime.block_on(Box::pin(explain::policy(&target.of(None), name.as_deref(), output.output)))?
+            }
             Self::Vmi { vmi, namespace, output } => {
-                runtime()?.block_on(Box::pin(explain::run(&target.of(namespace), &vmi, output.output)))?
+                runtime.block_on(Box::pin(explain::vmi(&target.of(namespace), &vmi, output.output)))?
             }
         };
         Ok(code(fine))
@@ -204,6 +240,9 @@ fn dispatch(target: TargetArgs, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Approve(args) => args.run(target),
         Command::Explain(what) => what.run(target),
+        Command::Doctor(OutputArgs { output }) => {
+            Ok(code(runtime()?.block_on(Box::pin(doctor::run(&target.of(None), output)))?))
+        }
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Kubectl::command(), "kubectl-gpuvirt", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

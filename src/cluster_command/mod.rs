@@ -1,6 +1,7 @@
 //! Commands for a person who has a kubeconfig. They change nothing but what a person says: an approval.
 
 pub mod approve;
+pub mod doctor;
 pub mod explain;
 mod fleet;
 pub mod gpus;
@@ -12,6 +13,6 @@ mod report;
 pub mod status;
 mod target;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 pub use self::target::{ReadError, Target, TargetError};

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
+    explain,
     fleet::Fleet,
     gpus::{self, Only},
     nodes,
@@ -59,6 +60,50 @@ fn nodes_have_a_line_each() {
 #[test]
 fn gpus_and_vgpus_have_a_line_each() {
     insta::assert_snapshot!("gpus", plain(&gpus::text(&gpus::report(&fleet().gpu_nodes, &Only::default()))));
+}
+
+#[test]
+fn a_node_is_explained_with_its_change_its_users_and_its_gpus() {
+    let of = |node: &str| plain(&explain::node_text(&explain::node_of(&fleet(), node).expect("a node")));
+    insta::assert_snapshot!("explain-node", [of("gpu-2"), of("gpu-3"), of("gpu-5")].join("────\n"));
+}
+
+#[test]
+fn a_gpu_is_explained_with_or_without_its_node() {
+    let of = |gpu: &str| explain::gpu_of(&fleet(), gpu).map(|gpu| plain(&explain::gpu_text(&gpu)));
+    let by_address = of("65:00.0").expect("a GPU");
+    assert_eq!(of("gpu-3/0000:65:00.0").expect("a GPU"), by_address);
+    let mut hindered = fleet();
+    let gpu = &mut hindered.gpu_nodes[1].status.as_mut().unwrap().agent.as_mut().unwrap().gpus[1];
+    gpu.obstacles = vec![crds::v1alpha1::Obstacle {
+        mode: crds::WorkloadMode::VmPassthrough,
+        reason: "ForeignDeviceInGroup".to_owned(),
+        message: "0000:3c:00.0 (nvme) is in its group: another slot".to_owned(),
+    }];
+    let hindered = plain(&explain::gpu_text(&explain::gpu_of(&hindered, "3b:00.0").expect("a GPU")));
+    insta::assert_snapshot!("explain-gpu", [by_address, hindered, of("c1:00.0").expect("a GPU")].join("────\n"));
+    assert!(of("99:00.0").unwrap_err().to_string().contains("kubectl gpuvirt gpus"));
+    let mut twice = fleet();
+    twice.gpu_nodes.push(twice.gpu_nodes[0].clone());
+    assert!(explain::gpu_of(&twice, "43:00.0").unwrap_err().to_string().contains("name one"));
+}
+
+#[test]
+fn a_policy_is_explained_operand_by_operand() {
+    let mut fleet = fleet();
+    let status = json!({
+        "operands": [
+            {"name": "nvidia-driver-daemonset", "desired": 2, "updated": 2, "ready": 1, "reason": "NotReady", "message": "m",
+             "failing": {"node": "gpu-2", "pod": "p", "reason": "ImagePullBackOff"}},
+            {"name": "gpuvirt-agent", "desired": 5, "updated": 5, "ready": 5},
+        ],
+        "modes": [{"mode": "vm-passthrough", "nodes": 3, "ready": 2, "reasons": ["node gpu-2: waits"]}],
+    });
+    let mut config = crds::v1alpha1::GPUVirtConfig::new("default", crds::v1alpha1::GPUVirtConfigSpec::default());
+    config.status = Some(serde_json::from_value(status).expect("a status"));
+    fleet.config = Some(config);
+    insta::assert_snapshot!("explain-policy", plain(&explain::policy_text(&explain::policy_of(&fleet, None).unwrap())));
+    assert!(explain::policy_of(&fleet, Some("other")).unwrap_err().to_string().contains("there is: cluster-policy"));
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub use self::{
     dialect::Dialect,
     find::permitted_now,
     offers::devices,
-    permitted::{Device, Permitted},
+    permitted::{Device, Entry, Permitted},
 };
 use crate::cluster::{
     events::{Events, Notice},

@@ -8,7 +8,7 @@ use crds::{v1::ClusterPolicy, v1alpha1::GPUNode};
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
-use super::{Target, TargetError};
+use super::super::{Target, TargetError};
 use crate::{
     answer::{self, Output},
     operator::vmi::{
