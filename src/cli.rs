@@ -13,7 +13,7 @@ use crate::{
     agent,
     cluster_command::ready,
     cuda,
-    host_command::{Subject, inspect},
+    host_command::{Subject, gather, inspect},
     kubectl::{ApproveArgs, Explain, TargetArgs},
     nvml,
     operator::{self, policy::Installation, uninstall},
@@ -46,6 +46,8 @@ enum Command {
     PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
+    /// Prints as JSON what a report on a fault needs of a host; `kubectl gpuvirt must-gather` runs it in agents' pods.
+    Gather(HostArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
     /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
@@ -235,6 +237,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
+        Command::Gather(args) => gather::run(&args.host_root)?,
         Command::Plan(args) => {
             let possible = args.run()?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });

@@ -14,7 +14,7 @@ use crds::WorkloadMode;
 use crate::{
     answer::Output,
     chain,
-    cluster_command::{Target, approve, doctor, explain, gpus, nodes, plan, status},
+    cluster_command::{Target, approve, doctor, explain, gather, gpus, nodes, plan, status},
     terminal::{BAD, paint},
 };
 
@@ -54,6 +54,9 @@ enum Command {
     ///
     /// Exits with 2 where something is wrong; warnings and advice do not count.
     Doctor(OutputArgs),
+    /// Writes one archive for a report on a fault: our objects, nodes, hosts by their agents, logs, events, KubeVirt's
+    /// configuration. Secrets and personal data are taken out.
+    MustGather(MustGatherArgs),
     /// Prints the completion of a shell: `source <(kubectl gpuvirt completion bash)`.
     ///
     /// For `kubectl gpuvirt <TAB>` itself, see docs/kubectl-gpuvirt.md.
@@ -98,6 +101,24 @@ struct GpusArgs {
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
     /// Only those that pods and VMs of this namespace have.
+    #[arg(short, long)]
+    namespace: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct MustGatherArgs {
+    /// The archive to write. `gpuvirt-must-gather-<time>.tar.gz` here without it.
+    #[arg(long, value_name = "FILE")]
+    dest: Option<PathBuf>,
+    /// Only these nodes' hosts and agents; all when none is named. May be repeated.
+    #[arg(long, value_name = "NAME")]
+    node: Vec<String>,
+    /// Asks no agent for its host: it takes the right to create pods/exec.
+    #[arg(long)]
+    no_hosts: bool,
+    /// Of gpuvirt, where its ClusterPolicy does not say it.
     #[arg(short, long)]
     namespace: Option<String>,
     #[command(flatten)]
@@ -243,6 +264,11 @@ fn dispatch(target: TargetArgs, command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(OutputArgs { output }) => {
             Ok(code(runtime()?.block_on(Box::pin(doctor::run(&target.of(None), output)))?))
         }
+        Command::MustGather(MustGatherArgs { dest, node, no_hosts, namespace, output }) => {
+            let wish = gather::Wish { dest, nodes: node, hosts: !no_hosts, namespace: namespace.clone() };
+            runtime()?.block_on(Box::pin(gather::run(&target.of(namespace), wish, output.output)))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Kubectl::command(), "kubectl-gpuvirt", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
@@ -275,7 +301,7 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::PowerShell] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command(), "kubectl-gpuvirt", &mut script);
-            assert!(String::from_utf8_lossy(&script).contains("explain"), "{shell}");
+            assert!(String::from_utf8_lossy(&script).contains("must-gather"), "{shell}");
         }
     }
 }

@@ -4,6 +4,7 @@ pub mod approve;
 pub mod doctor;
 pub mod explain;
 mod fleet;
+pub mod gather;
 pub mod gpus;
 mod live;
 pub mod nodes;

@@ -1,6 +1,7 @@
 //! `gpuvirt inspect` and `gpuvirt plan`: one host, for a person, without a cluster. They change nothing.
 
 pub mod early;
+pub mod gather;
 pub mod inspect;
 pub mod plan;
 mod report;

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use anstyle::Style;
 use serde::Serialize;
 
-use self::facts::Facts;
+pub use self::facts::Facts;
 use super::{Target, status::Error};
 use crate::{
     answer::Output,
@@ -136,7 +136,7 @@ const CHECKS: [(&str, Test); 21] = [
     ("advertised", nodes::advertised),
 ];
 
-fn report(facts: &Facts) -> Report {
+pub fn report(facts: &Facts) -> Report {
     let checks: Vec<Check> = CHECKS.iter().map(|(check, test)| Check { check, verdict: test(facts) }).collect();
     let count = |severity: Severity| {
         let all = checks.iter().flat_map(|check| check.verdict.findings());
@@ -156,7 +156,7 @@ pub async fn run(target: &Target, output: Output) -> Result<bool, Error> {
 const NAME: usize = 20;
 const WORDS: usize = 92;
 
-fn text(report: &Report) -> String {
+pub fn text(report: &Report) -> String {
     let mut text = String::new();
     for Check { check, verdict } in &report.checks {
         match verdict {
