@@ -12,9 +12,10 @@ mod plan_args;
 
 use crate::{
     agent,
-    cluster_command::{Target, approve, explain, ready},
+    cluster_command::ready,
     cuda,
-    host_command::{Subject, inspect},
+    host_command::{Subject, gather, inspect},
+    kubectl::{ApproveArgs, Explain, TargetArgs},
     nvml,
     operator::{
         self,
@@ -50,16 +51,27 @@ enum Command {
     PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
+    /// Prints as JSON what a report on a fault needs of a host; `kubectl gpuvirt must-gather` runs it in agents' pods.
+    Gather(HostArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
     /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
     /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
     Plan(plan_args::PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
-    #[command(subcommand)]
-    Explain(Explain),
+    Explain {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(subcommand)]
+        what: Explain,
+    },
     /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
-    Approve(ApproveArgs),
+    Approve {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(flatten)]
+        args: ApproveArgs,
+    },
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -166,37 +178,6 @@ struct InspectArgs {
     output: inspect::Output,
 }
 
-#[derive(Debug, Subcommand)]
-enum Explain {
-    /// A virtual machine instance that asks for GPUs. Exits with 2 where a GPU keeps it from running.
-    Vmi(ExplainVmiArgs),
-}
-
-#[derive(Debug, Args)]
-struct ExplainVmiArgs {
-    /// As in `vms/training-1`, or a name in the namespace of your context.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    vmi: String,
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long)]
-    context: Option<String>,
-    #[arg(short, long, value_enum, default_value = "text")]
-    output: explain::Output,
-}
-
-#[derive(Debug, Args)]
-struct ApproveArgs {
-    node: String,
-    /// The hash of the plan that you have read. Without it the plan is shown and nothing is approved.
-    #[arg(long, value_name = "HASH")]
-    plan: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long)]
-    context: Option<String>,
-}
-
 #[derive(Debug, Args)]
 struct UninstallArgs {
     #[arg(long, env = "POD_NAMESPACE")]
@@ -264,19 +245,13 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
+        Command::Gather(args) => gather::run(&args.host_root)?,
         Command::Plan(args) => {
             let possible = args.run()?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
-        Command::Explain(Explain::Vmi(args)) => {
-            let target = Target { context: args.context, namespace: args.namespace };
-            let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
-            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
-        }
-        Command::Approve(args) => {
-            let target = Target { context: args.context, namespace: None };
-            runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
-        }
+        Command::Explain { target, what } => return what.run(target),
+        Command::Approve { target, args } => return args.run(target),
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;
             anyhow::Ok(())

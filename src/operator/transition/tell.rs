@@ -63,7 +63,7 @@ fn of_vm(object: &GPUTransition, after: &Transition) -> Option<Notice> {
             let said = match after.reason.as_str() {
                 "ApprovalNeeded" => {
                     format!(
-                        "node {node} is asked for {to}: this VM goes on until it ends, or a person approves the plan that stops it (gpuvirt approve {node})"
+                        "node {node} is asked for {to}: this VM goes on until it ends, or a person approves the plan that stops it (kubectl gpuvirt approve {node})"
                     )
                 }
                 _ => format!("node {node} is asked for {to} and waits for this VM, which goes on until it ends"),
