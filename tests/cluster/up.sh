@@ -40,7 +40,8 @@ start etcd etcd --data-dir "$STATE/etcd" --unsafe-no-fsync \
 audit=()
 if [ -n "${AUDIT-}" ]; then
 	cat >"$STATE/audit.yaml" <<-E
-		{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata, users: ["$AUDIT"]}, {level: None}]}
+		{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+		 "rules": [{"level": "Metadata", "users": ["$AUDIT"]}, {"level": "None"}]}
 	E
 	audit=(--audit-policy-file="$STATE/audit.yaml" --audit-log-path="$STATE/log/audit.log")
 fi
