@@ -18,6 +18,7 @@ mod drivers;
 mod guard;
 mod host;
 pub mod kubevirt;
+mod named;
 pub mod node;
 mod owner;
 mod pod;
@@ -85,7 +86,7 @@ pub enum Error {
 
 /// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
-    let client = Client::try_default().await.map_err(Error::Client)?;
+    let client = client().await.map_err(Error::Client)?;
     let telemetry = Telemetry::default();
     let leading = telemetry.register(|registry| {
         let leading: Gauge = Gauge::default();
@@ -112,6 +113,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         done = work => done,
         error = telemetry.clone().serve(config.doors.clone(), client.clone()) => Err(error.into()),
     }
+}
+
+/// Without retries of its own: whoever asks here asks again by itself, and a disruption budget that does not let a pod go
+/// (429) is an answer, which must not hold its node's work for minutes.
+async fn client() -> Result<Client, kube::Error> {
+    let mut config = kube::Config::infer().await.map_err(kube::Error::InferConfig)?;
+    config.default_retry = false;
+    Client::try_from(config)
 }
 
 /// Everything that writes, while the lease is held.

@@ -28,6 +28,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc};
 
+use super::named;
+
 /// Which node's work is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeWork {
@@ -69,7 +71,7 @@ pub struct World {
     pub configs: Store<Guarded<GPUVirtConfig>>,
     /// Operands of ours, in the operator's namespace.
     pub daemon_sets: Store<DaemonSet>,
-    /// All of the operator's namespace, ours and those that a policy names; their values are not kept.
+    /// All of the operator's namespace, ours and those that a policy names; of their values only names of MIG layouts are kept.
     pub config_maps: Store<ConfigMap>,
     pub services: Store<Service>,
     /// All, since one of somebody else may have the name that we would use.
@@ -132,7 +134,7 @@ impl World {
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);
             let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
-            follow_projected((), api, watcher::Config::default(), keys_only, move |_| touched())
+            follow_projected((), api, watcher::Config::default(), named::project, move |_| touched())
         };
         let (services, follow_services) = {
             let touched = policy_wake(wake);
@@ -212,11 +214,6 @@ where
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
     follow_as(K::DynamicType::default(), api, config, touched)
-}
-
-fn keys_only(map: &mut ConfigMap) {
-    map.data.iter_mut().flat_map(|data| data.values_mut()).for_each(String::clear);
-    map.binary_data.iter_mut().flat_map(|data| data.values_mut()).for_each(|value| value.0.clear());
 }
 
 /// [`follow`], of a kind that is known at run time.

@@ -18,7 +18,7 @@ use crate::support::{
     agents::{Agent, qemu, t4},
     kubelets::Kubelets,
     nodes, policies,
-    tape::{Tape, Written},
+    tape::{Tape, Written, version},
     turn::{ML, Turn, turn},
     wait,
 };
@@ -89,26 +89,34 @@ fn closed(node: &Node) -> bool {
 
 /// A user's pod on the node, of no controller.
 async fn user_pod(t: &Turn, node: &str, name: &str, resources: &Value) -> Pod {
-    let namespaces: Api<Namespace> = t.all();
-    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
-    let _ = namespaces.create(&PostParams::default(), &namespace).await;
-    let pod = json!({
+    place(t, pod(node, name, resources)).await
+}
+
+fn pod(node: &str, name: &str, resources: &Value) -> Value {
+    json!({
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "nodeName": node, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": "c", "image": "localhost/train:1", "resources": {"limits": resources}}],
         },
-    });
+    })
+}
+
+async fn place(t: &Turn, pod: Value) -> Pod {
+    let namespaces: Api<Namespace> = t.all();
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
+    let _ = namespaces.create(&PostParams::default(), &namespace).await;
     let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
-    let pod = serde_json::from_value(pod).expect("a Pod");
+    let pod: Pod = serde_json::from_value(pod).expect("a Pod");
+    let name = pod.name_any();
     let pod =
         wait::eventually("the namespace takes pods", async || pods.create(&PostParams::default(), &pod).await.ok())
             .await;
     // A budget counts only pods that run.
     let ready = json!({"type": "Ready", "status": "True"});
     let runs = Patch::Merge(json!({"status": {"phase": "Running", "conditions": [ready]}}));
-    pods.patch_status(name, &PatchParams::default(), &runs).await.expect("patchable");
+    pods.patch_status(&name, &PatchParams::default(), &runs).await.expect("patchable");
     pod
 }
 
@@ -252,6 +260,137 @@ fn a_node_that_is_skipped_and_a_policy_that_does_not_upgrade_leave_drivers_as_th
     });
 }
 
+/// The pod of this name is the last one of its disruption budget.
+async fn guarded(t: &Turn, name: &str) -> Api<PodDisruptionBudget> {
+    let guards: Api<PodDisruptionBudget> = Api::namespaced(t.client.clone(), ML);
+    let spec = json!({"minAvailable": 1, "selector": {"matchLabels": {"app": name}}});
+    let guard = json!({"metadata": {"name": name}, "spec": spec});
+    guards.create(&PostParams::default(), &serde_json::from_value(guard).expect("a PDB")).await.expect("a PDB");
+    wait::until(&guards, name, "it is observed", |g: &PodDisruptionBudget| {
+        g.status.as_ref().is_some_and(|s| s.current_healthy == 1)
+    })
+    .await;
+    guards
+}
+
+#[test]
+fn a_node_is_drained_of_whom_the_selector_means_once_a_user_does_not_leave_in_time() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let drain =
+            |empty: bool| json!({"enable": true, "force": true, "deleteEmptyDir": empty, "podSelector": "app!=kept"});
+        let upgrade =
+            |empty: bool| json!({"autoUpgrade": true, "podDeletion": {"timeoutSeconds": 1}, "drain": drain(empty)});
+        policy(t, &upgrade(false)).await;
+        let _agent = node(t, "n1").await;
+        let mut train = pod("n1", "train", &json!({"nvidia.com/gpu": "1"}));
+        train["spec"]["volumes"] = json!([{"name": "scratch", "emptyDir": {}}]);
+        let train = place(t, train).await;
+        let web = user_pod(t, "n1", "web", &json!({})).await;
+        let kept = user_pod(t, "n1", "kept", &json!({})).await;
+        let mut spared = pod("n1", "spared", &json!({}));
+        spared["metadata"]["labels"][labels::UPGRADE_DRAIN_SKIP] = json!("true");
+        let spared = place(t, spared).await;
+        let guards = guarded(t, "train").await;
+        to_version(t, "newer").await;
+        let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await;
+        let message = blocked.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("emptyDir") && message.contains("deleteEmptyDir"), "{message}");
+        policies::patch(t, POLICY, &json!({"spec": {"driver": {"upgradePolicy": upgrade(true)}}})).await;
+        let node = until_state(t, "n1", Some("drain-required")).await;
+        assert!(closed(&node));
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        wait::until_gone(&pods, &web, "a pod without a GPU is drained").await;
+        assert!(pods.get("train").await.expect("its budget holds").metadata.deletion_timestamp.is_none());
+        until_pod(t, "n1", "test").await;
+        guards.delete("train", &DeleteParams::default()).await.expect("deletable");
+        wait::until_gone(&pods, &train, "it leaves").await;
+        until_pod(t, "n1", "newer").await;
+        assert!(!closed(&until_state(t, "n1", Some("upgrade-done")).await));
+        for stays in [kept, spared] {
+            let now = pods.get(&stays.name_any()).await.expect("it stays");
+            assert_eq!((now.uid(), now.metadata.deletion_timestamp), (stays.uid(), None));
+            pods.delete(&stays.name_any(), &DeleteParams::default().grace_period(0)).await.expect("deletable");
+        }
+    });
+}
+
+#[test]
+fn a_pod_with_the_same_driver_is_renewed_under_whoever_uses_it() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let _agent = node(t, "n1").await;
+        let first = until_pod(t, "n1", "test").await;
+        let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+        let of_node = Tape::<Node>::of(t.all(), "n1").await;
+        // Of the pod, not of the driver.
+        let tolerations = json!([{"key": "example.com/gpus", "operator": "Exists"}]);
+        policies::patch(t, POLICY, &json!({"spec": {"daemonsets": {"tolerations": tolerations}}})).await;
+        let done = until_phase(t, "n1", Phase::Done, "Serving").await;
+        assert!(done.spec.driver.as_ref().is_some_and(|driver| driver.same_driver), "{:?}", done.spec);
+        assert_ne!(until_pod(t, "n1", "test").await.uid(), first.uid());
+        until_state(t, "n1", Some("upgrade-done")).await;
+        let state = |node: &Node| node.labels().get(labels::UPGRADE_STATE).cloned().unwrap_or_default();
+        let is =
+            |written: &Written<Node>| matches!(written, Written::Is(node) if state(node) == "pod-restart-required");
+        assert!(of_node.ever(0, is), "it says what is done");
+        let disturbs = |node: &Node| closed(node) || node.labels().values().any(|value| value == PAUSED);
+        assert!(!of_node.ever(0, |written| matches!(written, Written::Is(node) if disturbs(node))));
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        let now = pods.get("train").await.expect("it runs on");
+        assert_eq!((now.uid(), now.metadata.deletion_timestamp), (train.uid(), None));
+        pods.delete("train", &DeleteParams::default().grace_period(0)).await.expect("deletable");
+    });
+}
+
+#[test]
+fn a_node_that_asks_by_annotation_is_freed_of_users_and_answered_with_its_driver_as_it_is() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true, "podDeletion": {"force": true}})).await;
+        let _agent = node(t, "n1").await;
+        let driver = until_pod(t, "n1", "test").await;
+        let all: Api<Node> = t.all();
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        wait::until(&all, "n1", "whoever brings the driver up knows", |node: &Node| {
+            node.annotations().get(labels::UPGRADE_ENABLED).is_some_and(|value| value == "true")
+        })
+        .await;
+        // One that a driver's pod writes and waits for, and one that a person writes.
+        let mut last = None;
+        for key in [labels::UPGRADE_SAFE_LOAD, labels::UPGRADE_REQUESTED] {
+            let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+            let of_node = Tape::<Node>::of(t.all(), "n1").await;
+            let asks = Patch::Merge(json!({"metadata": {"annotations": {key: "true"}}}));
+            let asked = all.patch("n1", &PatchParams::default(), &asks).await.expect("annotated");
+            wait::until_gone(&pods, &train, "the user leaves").await;
+            let answered =
+                |written: &Written<Node>| matches!(written, Written::Is(node) if !node.annotations().contains_key(key));
+            let at = of_node.first(version(&asked), "it is answered", answered).await;
+            let on_closed = |written: &Written<Node>| matches!(written, Written::Is(node) if closed(node) && version(node) <= at && node.labels().get(labels::UPGRADE_STATE).is_some_and(|s| s == "pod-restart-required"));
+            assert!(of_node.ever(version(&asked), on_closed), "only once the node is closed and idle");
+            let done = |object: &GPUTransition| {
+                object.uid() != last && object.status.as_ref().is_some_and(|s| s.phase == Phase::Done)
+            };
+            let object = wait::until(&t.all(), "n1", "done", done).await;
+            last = object.uid();
+            let node = until_state(t, "n1", Some("upgrade-done")).await;
+            assert!(!closed(&node) && node.labels().values().all(|value| value != PAUSED));
+            assert_eq!(until_pod(t, "n1", "test").await.uid(), driver.uid());
+        }
+        policies::patch(t, POLICY, &json!({"spec": {"driver": {"upgradePolicy": {"autoUpgrade": false}}}})).await;
+        wait::until(&all, "n1", "upgrades are nobody's to make", |node: &Node| {
+            !node.annotations().contains_key(labels::UPGRADE_ENABLED)
+                && !node.labels().contains_key(labels::UPGRADE_STATE)
+        })
+        .await;
+    });
+}
+
 #[test]
 fn a_named_job_is_awaited_and_a_pod_with_a_gpu_leaves_by_its_disruption_budget() {
     turn(async |t| {
@@ -262,13 +401,7 @@ fn a_named_job_is_awaited_and_a_pod_with_a_gpu_leaves_by_its_disruption_budget()
         let _agent = node(t, "n1").await;
         let job = user_pod(t, "n1", "job", &json!({})).await;
         let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
-        let guards: Api<PodDisruptionBudget> = Api::namespaced(t.client.clone(), ML);
-        let guard = json!({"metadata": {"name": "train"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}});
-        guards.create(&PostParams::default(), &serde_json::from_value(guard).expect("a PDB")).await.expect("a PDB");
-        wait::until(&guards, "train", "it is observed", |g: &PodDisruptionBudget| {
-            g.status.as_ref().is_some_and(|s| s.current_healthy == 1)
-        })
-        .await;
+        let guards = guarded(t, "train").await;
         to_version(t, "newer").await;
         let node = until_state(t, "n1", Some("wait-for-jobs-required")).await;
         assert!(closed(&node));

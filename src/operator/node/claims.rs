@@ -17,6 +17,8 @@ use kube::{
 };
 use serde_json::Value;
 
+use crate::operator::pod::gpus_asked;
+
 /// NVIDIA's driver for whole GPUs and parts of them; its pools have the names of nodes.
 const DRIVER: &str = "gpu.nvidia.com";
 /// Looks of one node that follow each other share a list.
@@ -91,19 +93,16 @@ fn of(claim: &DynamicObject, node: &str) -> Vec<Claimant> {
     pods.filter_map(claimant).collect()
 }
 
-/// A pod that asks for whole GPUs, shared ones or MIG devices. Operands of ours are nobody's users.
+/// A pod that asks for GPUs. Operands of ours are nobody's users.
 fn requesting(pod: &Pod) -> Option<Claimant> {
     if pod.labels().contains_key(labels::POLICY) {
         return None;
     }
-    let limits = pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.resources.as_ref());
-    let mut all = limits.flat_map(|resources| resources.limits.iter().flatten());
-    let (resource, count) = all.find(|(name, count)| labels::is_container_resource(name) && count.0 != "0")?;
     Some(Claimant {
         pod: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
         uid: pod.uid()?,
         vmi: None,
-        what: format!("{} {resource}", count.0),
+        what: gpus_asked(pod)?,
     })
 }
 
@@ -143,18 +142,14 @@ mod tests {
 
     #[test]
     fn a_pod_that_requests_a_gpu_has_one_whether_it_has_opened_it_or_not() {
-        let pod = |labels: Value, limits: Value| {
-            let container = json!({"name": "c", "resources": {"limits": limits}});
+        let pod = |labels: Value| {
+            let container = json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": "2"}}});
             let metadata = json!({"namespace": "ml", "name": "notebook", "uid": "u-3", "labels": labels});
-            let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "side"}, container]}});
+            let pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
             requesting(&serde_json::from_value(pod).unwrap()).map(|claimant| claimant.what)
         };
-        assert_eq!(pod(json!({}), json!({"cpu": "1", "nvidia.com/gpu": "2"})).as_deref(), Some("2 nvidia.com/gpu"));
-        let mig = pod(json!({}), json!({"nvidia.com/mig-1g.5gb": "1"}));
-        assert_eq!(mig.as_deref(), Some("1 nvidia.com/mig-1g.5gb"));
-        assert_eq!(pod(json!({}), json!({"cpu": "1"})), None);
-        assert_eq!(pod(json!({}), json!({"nvidia.com/TU104GL_TESLA_T4": "1"})), None, "the kubelet tells us of these");
-        assert_eq!(pod(json!({labels::POLICY: "p"}), json!({"nvidia.com/gpu": "1"})), None);
+        assert_eq!(pod(json!({})).as_deref(), Some("2 nvidia.com/gpu"));
+        assert_eq!(pod(json!({labels::POLICY: "p"})), None);
     }
 
     #[test]

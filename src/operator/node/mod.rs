@@ -53,7 +53,7 @@ use self::{
     users::{UserNames, Users},
 };
 use super::{
-    drivers::Drivers,
+    drivers::{Drivers, NodeDriver, asked},
     transition::{self, Asks, Leave, Transitions, Underway},
     vgpu::Layouts,
     vmi::Instances,
@@ -63,7 +63,7 @@ use crate::cluster::{events::Events, gone, merges};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("labels of node {node} cannot be patched")]
+    #[error("labels and annotations of node {node} cannot be patched")]
     PatchNode { node: String, source: Box<kube::Error> },
     #[error("GPUNode {node} cannot be applied")]
     ApplyGPUNode { node: String, source: Box<kube::Error> },
@@ -161,12 +161,16 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         epoch: context.epoch,
     };
     let driver = context.drivers.of(&name, node.labels());
+    if matches!(driver, NodeDriver::Settled { .. }) && !asked(node.annotations()).is_empty() {
+        context.drivers.wake();
+    }
     let lodgers = context.lodgers.get(&name);
     let under_way = context.transitions.renewal(&name);
     let ask = upgrade::ask(&observed, &driver, lodgers.as_deref(), node.annotations(), under_way.as_ref());
     let standing = standing(&observed);
     let asks = Asks { mode: standing.as_ref(), driver: &ask };
     let step = context.transitions.step(&node, &asks, &policy.rules).await?;
+    let annotation = upgrade::annotation(&observed, &driver, node.annotations());
     let state = upgrade::label(&observed, &driver, &ask, step.upgrade.as_ref());
     let observed = Observed { leave: &step.leave, upgrade: step.upgrade.as_ref(), ..observed };
     let Decision { mut labels, order, watch_pods } = decide(&observed);
@@ -180,7 +184,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     } else {
         context.pods.forget(&name);
     }
-    patch_labels(&context.client, &node, labels).await?;
+    patch(&context.client, &node, labels, annotation.into_iter().collect()).await?;
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
@@ -199,13 +203,16 @@ async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>, all: b
     (Users { blockers, ..users }, all_named)
 }
 
+/// What to set, and to remove (`None`).
+type Changes = BTreeMap<String, Option<String>>;
+
 /// By merge patch with the UID: an apply to a node that is gone would create it.
-async fn patch_labels(client: &Client, node: &NodeMeta, labels: BTreeMap<String, Option<String>>) -> Result<(), Error> {
-    if labels.is_empty() {
+async fn patch(client: &Client, node: &NodeMeta, labels: Changes, annotations: Changes) -> Result<(), Error> {
+    if labels.is_empty() && annotations.is_empty() {
         return Ok(());
     }
     let nodes: Api<NodeMeta> = Api::all(client.clone());
-    let patch = json!({"metadata": {"uid": node.uid(), "labels": labels}});
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": labels, "annotations": annotations}});
     match nodes.patch_metadata(&node.name_any(), &merges(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(error) if gone(&error) => Ok(()),

@@ -58,6 +58,7 @@ use self::{
 use super::{
     drivers::Drivers,
     kubevirt::{self, Wired, Wiring},
+    named::named,
     node::mode::NodePolicy,
     pod_watches::PodWatches,
     world::World,
@@ -163,7 +164,8 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Ro
     let drivers = listed.known();
     let node_policy = active.as_ref().map(|policy| {
         let known = config.clone().unwrap_or_default();
-        let mut policy = validate::node_policy(policy, &known, drivers.as_ref());
+        let named = named(&policy.spec, &dereference::maps(&context.world), build::mig_layouts);
+        let mut policy = NodePolicy { named, ..validate::node_policy(policy, &known, drivers.as_ref()) };
         context.windows.settle(&mut policy.rules.windows, config.is_ok());
         policy.upgrades.begin_in(&policy.rules.windows);
         policy

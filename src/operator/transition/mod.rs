@@ -26,7 +26,6 @@ mod state;
 mod tell;
 #[cfg(test)]
 mod tests;
-mod told;
 mod upgrade;
 pub mod windows;
 
@@ -40,6 +39,6 @@ pub use self::{
     plan::Affected,
     record::failure,
     state::{Leave, Progress, Transition},
-    told::HALTED,
+    tell::HALTED,
     upgrade::{Unusable, Upgrade, Upgrades},
 };

@@ -27,7 +27,7 @@ mod validator;
 mod vgpu_layouts;
 mod vgpu_manager;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -88,6 +88,11 @@ pub struct Operands {
 pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, driver::HOST_MANAGER];
 /// Components whose pods load a kernel driver: a node gets a new one only by a change of its own.
 pub const DRIVERS: [&str; 3] = [driver::COMPONENT, vgpu_manager::COMPONENT, driver::HOST_MANAGER];
+
+/// The ConfigMap of our own MIG layouts, and their names.
+pub fn mig_layouts() -> (String, BTreeSet<String>) {
+    (mig::LAYOUTS.to_owned(), mig::names())
+}
 
 pub const AGENT: &str = "gpuvirt-agent";
 
