@@ -54,6 +54,15 @@ pub enum ReadError {
 }
 
 impl ReadError {
+    /// Without the next step, for whoever has many of them to tell.
+    pub fn brief(&self) -> String {
+        match self {
+            Self::Forbidden { what } => format!("you may not read {what}"),
+            Self::Absent { what } => format!("the cluster does not know {what}"),
+            Self::Other { .. } => crate::chain(self),
+        }
+    }
+
     pub fn of(what: &'static str) -> impl FnOnce(kube::Error) -> Self {
         move |error| {
             let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };

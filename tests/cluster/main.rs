@@ -8,6 +8,7 @@ mod support;
 
 mod access;
 mod chart;
+mod cli;
 mod drivers;
 mod explain;
 mod faults;

@@ -42,7 +42,7 @@ impl Facts {
         let fleet = match Fleet::read(client).await {
             Ok(fleet) => Ok(Some(fleet)),
             Err(ReadError::Absent { .. }) => Ok(None),
-            Err(error) => Err(crate::chain(&error)),
+            Err(error) => Err(error.brief()),
         };
         let at = fleet.as_ref().ok().and_then(Option::as_ref).map_or_else(|| "gpuvirt".to_owned(), Fleet::namespace);
         let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -54,7 +54,7 @@ impl Facts {
             nodes: list(client, "nodes").await,
             daemon_sets: list(client, "daemonsets.apps").await,
             deployments: list(client, "deployments.apps").await,
-            namespace: namespaces.get(&at).await.map_err(|error| crate::chain(&ReadError::of("namespaces")(error))),
+            namespace: namespaces.get(&at).await.map_err(|error| ReadError::of("namespaces")(error).brief()),
         }
     }
 
@@ -78,7 +78,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     let found = Api::<K>::all(client.clone()).list(&ListParams::default()).await;
-    found.map(|found| found.items).map_err(|error| crate::chain(&ReadError::of(what)(error)))
+    found.map(|found| found.items).map_err(|error| ReadError::of(what)(error).brief())
 }
 
 /// The oldest of its kind; `None` where the kind is not served.
@@ -87,7 +87,7 @@ async fn first(client: &Client, dialect: Dialect) -> Seen<Option<DynamicObject>>
     match api.list(&ListParams::default()).await {
         Ok(found) => Ok(found.items.into_iter().min_by_key(|object| (object.creation_timestamp(), object.name_any()))),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-        Err(error) => Err(crate::chain(&ReadError::of(dialect.kind().crd())(error))),
+        Err(error) => Err(ReadError::of(dialect.kind().crd())(error).brief()),
     }
 }
 

@@ -1,6 +1,9 @@
 //! What the API server has.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use crds::{
     labels,
@@ -21,6 +24,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams, LogParams},
 };
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::{
     super::{doctor::Facts, fleet::Fleet, report::report},
@@ -28,6 +32,8 @@ use super::{
 };
 use crate::operator::kubevirt::{Dialect, Permitted, permitted_now, wish};
 
+/// A node that is down does not answer.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of each log.
 const LINES: i64 = 5_000;
 
@@ -257,9 +263,10 @@ async fn logs<W: Write>(client: &Client, namespace: &str, pod: &Pod, sink: &mut 
             };
             let suffix = if previous { ".previous" } else { "" };
             let path = format!("namespace/logs/{}/{container}{suffix}.log", pod.name_any());
-            match pods.logs(&pod.name_any(), &of).await {
-                Ok(log) => sink.text(&path, &log)?,
-                Err(error) => sink.missing(&path, &crate::chain(&error)),
+            match timeout(PATIENCE, pods.logs(&pod.name_any(), &of)).await {
+                Ok(Ok(log)) => sink.text(&path, &log)?,
+                Ok(Err(error)) => sink.missing(&path, &crate::chain(&error)),
+                Err(_late) => sink.missing(&path, &format!("its kubelet has not answered in {PATIENCE:?}")),
             }
         }
     }
