@@ -9,6 +9,7 @@ mod support;
 mod access;
 mod chart;
 mod drivers;
+mod events;
 mod explain;
 mod faults;
 mod guard;
