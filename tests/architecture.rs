@@ -45,6 +45,8 @@ const ONE_DOOR: &[(&str, &str, &str)] = &[
         "src/nvml.rs",
         "NVML keeps device files open and may hang: a child process has it, and nobody else",
     ),
+    ("events::v1", "src/cluster/events.rs", "events are counted and kept from flooding in one place"),
+    ("events::Recorder", "src/cluster/events.rs", "events are counted and kept from flooding in one place"),
     ("env::var", "src/cli.rs", "one file reads the environment"),
 ];
 

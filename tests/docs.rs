@@ -14,6 +14,13 @@ const PAGE: &str = "docs/troubleshooting.md";
 /// Kinds, fields of the Kubernetes API, words of other programs, columns of `kubectl get`, names in derives.
 const NO_REASONS: &[&str] = &[
     "Age",
+    "Agent",
+    "Bearer",
+    "Certificates",
+    "D3hot",
+    "Normal",
+    "Operator",
+    "Warning",
     "VMs",
     "ResourceClaim",
     "Peer",

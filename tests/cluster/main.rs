@@ -10,6 +10,7 @@ mod access;
 mod chart;
 mod cli;
 mod drivers;
+mod events;
 mod explain;
 mod faults;
 mod guard;
