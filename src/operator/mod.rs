@@ -18,6 +18,7 @@ mod drivers;
 mod guard;
 mod host;
 pub mod kubevirt;
+mod latest;
 mod named;
 pub mod node;
 mod owner;
@@ -43,6 +44,7 @@ use self::{
     drivers::Drivers,
     guard::Guard,
     kubevirt::Wiring,
+    latest::Latest,
     node::{lodgers::Lodgers, pods::NodePods, users::UserNames},
     policy::Installation,
     transition::Transitions,
@@ -181,6 +183,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
             of_transitions,
         ),
         events: events.clone(),
+        latest: Latest::default(),
         epoch,
         policy: policy_rx,
     });

@@ -54,6 +54,7 @@ use self::{
 };
 use super::{
     drivers::{Drivers, NodeDriver, asked},
+    latest::Latest,
     transition::{self, Asks, Leave, Transitions, Underway},
     vgpu::Layouts,
     vmi::Instances,
@@ -88,6 +89,8 @@ pub struct Context {
     pub layouts: Layouts,
     pub transitions: Transitions,
     pub events: Events,
+    /// What this controller wrote last.
+    pub latest: Latest<GPUNode>,
     pub epoch: i64,
     /// The active policy; without one nodes are left alone.
     pub policy: watch::Receiver<Option<NodePolicy>>,
@@ -138,12 +141,13 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     let guarded = context.world.gpu_node(&name);
     let gpu_node = match guarded.as_deref().map(|guard| &guard.0) {
         None => None,
-        Some(Ok(gpu_node)) => Some(gpu_node),
+        Some(Ok(watched)) => Some(context.latest.newest(watched)),
         Some(Err(invalid)) => {
             tracing::warn!(node = name, error = %invalid, "GPUNode does not decode: the node is left alone");
             return Ok(Action::await_change());
         }
     };
+    let gpu_node = gpu_node.as_deref();
     let pods = context.pods.get(&name);
     let changes = mode::changes(node.labels(), &policy, gpu_node) || context.transitions.renewal(&name).is_some();
     let (users, all_named) = users(&context, &name, gpu_node, changes).await;
@@ -239,7 +243,7 @@ async fn apply(
     if old != Some(&status) {
         let patch = status_patch(gpu_node, &status);
         match api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
-            Ok(_) => {}
+            Ok(written) => context.latest.written(written),
             Err(error) if gone(&error) => return Ok(()),
             Err(source) => return Err(failed(source)),
         }
@@ -256,7 +260,10 @@ async fn apply(
     }
     let patch = spec_patch(gpu_node, node, &order.spec);
     match api.patch(&name, &params, &Patch::Apply(&patch)).await {
-        Ok(_) => Ok(()),
+        Ok(written) => {
+            context.latest.written(written);
+            Ok(())
+        }
         Err(error) if gone(&error) => Ok(()),
         Err(source) => Err(failed(source)),
     }

@@ -13,7 +13,6 @@ mod approach;
 mod budget;
 mod errand;
 mod follow;
-mod latest;
 mod metrics;
 mod next;
 mod object;
