@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 mod chain;
 mod images;
 mod plan_args;
+mod takeover_args;
 
 use crate::{
     agent,
@@ -55,6 +56,8 @@ enum Command {
     Explain(Explain),
     /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
     Approve(ApproveArgs),
+    /// Takes a cluster over from NVIDIA's GPU Operator, or gives it back, with the rights of your kubeconfig.
+    Takeover(takeover_args::TakeoverArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -268,6 +271,12 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Approve(args) => {
             let target = Target { context: args.context, namespace: None };
             runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
+        }
+        Command::Takeover(args) => {
+            let clear = runtime()?.block_on(Box::pin(async {
+                anyhow::Ok(crate::takeover::run(&connected().await?, &args.into()).await?)
+            }))?;
+            return Ok(if clear { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;

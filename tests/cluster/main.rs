@@ -26,6 +26,7 @@ mod policy;
 mod rolling;
 mod schema;
 mod stack;
+mod takeover;
 mod teardown;
 mod transitions;
 mod uninstall;
