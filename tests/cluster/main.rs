@@ -12,6 +12,7 @@ mod drivers;
 mod explain;
 mod faults;
 mod guard;
+mod helm;
 mod hyperconverged;
 mod identities;
 mod kubelet;
