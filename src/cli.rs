@@ -9,6 +9,7 @@ mod chain;
 mod doors;
 mod images;
 mod plan_args;
+mod takeover_args;
 
 use crate::{
     agent,
@@ -72,6 +73,8 @@ enum Command {
         #[command(flatten)]
         args: ApproveArgs,
     },
+    /// Takes a cluster over from NVIDIA's GPU Operator, or gives it back, with the rights of your kubeconfig.
+    Takeover(takeover_args::TakeoverArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
     Validate {
         #[command(subcommand)]
@@ -252,6 +255,12 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Explain { target, what } => return what.run(target),
         Command::Approve { target, args } => return args.run(target),
+        Command::Takeover(args) => {
+            let clear = runtime()?.block_on(Box::pin(async {
+                anyhow::Ok(crate::takeover::run(&connected().await?, &args.into()).await?)
+            }))?;
+            return Ok(if clear { ExitCode::SUCCESS } else { ExitCode::from(2) });
+        }
         Command::Validate { check } => runtime()?.block_on(async {
             chain::validate(check, &shutdown()?).await?;
             anyhow::Ok(())

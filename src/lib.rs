@@ -6,6 +6,7 @@
 //! | [`agent`] | its own `GPUNode`, the kubelet, and the host through the crate `vfio` |
 //! | [`host_command`] | a host or a described one through `vfio`, reading only |
 //! | [`cluster_command`] | the API server, reading only, with the rights of whoever runs it |
+//! | [`takeover`] | the API server, with the rights of an admin who hands NVIDIA's operator's work over |
 //! | [`validator`] | what a container of the stack sees, and the host through `vfio`, reading only; its own Node |
 //! | [`host_driver`] | whose NVIDIA driver a host runs, through `vfio`, reading only |
 //! | [`node_status`] | as [`validator`], for Prometheus |
@@ -40,6 +41,7 @@ pub mod operator;
 #[cfg(target_os = "linux")]
 pub mod prepare_driver;
 pub mod shutdown;
+pub mod takeover;
 pub mod telemetry;
 pub mod terminal;
 #[cfg(target_os = "linux")]

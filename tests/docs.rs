@@ -65,6 +65,7 @@ const NO_REASONS: &[&str] = &[
     "Kubernetes",
     "LiveMigrate",
     "MachineConfig",
+    "Manage",
     "Message",
     "Mode",
     "NVIDIADriver",
@@ -87,6 +88,7 @@ const NO_REASONS: &[&str] = &[
     "Scheduled",
     "Self",
     "ServiceMonitor",
+    "SoleManager",
     "Status",
     "Succeeded",
     "Synchronized",
@@ -100,9 +102,11 @@ const NO_REASONS: &[&str] = &[
     "Xwayland",
 ];
 
-/// Where reasons come from. What builds operands speaks Kubernetes' words, and the fields of their pods are no reasons.
+/// Where reasons come from. What builds operands speaks Kubernetes' words, and the fields of their pods are no reasons; nor
+/// are the headings of a plan.
 const ROOMS: &[&str] = &["src", "vfio/src", "crds/src"];
-const OTHER_WORDS: &[&str] = &["src/operator/policy/build", "src/agent/device_plugin/proto", "vfio/src/testing"];
+const OTHER_WORDS: &[&str] =
+    &["src/operator/policy/build", "src/takeover", "src/agent/device_plugin/proto", "vfio/src/testing"];
 
 fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {

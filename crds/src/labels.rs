@@ -99,6 +99,9 @@ pub const OPERATOR_MANAGER: &str = "gpuvirt.io/operator";
 /// Field manager of `GPUNode.status.agent`.
 pub const AGENT_MANAGER: &str = "gpuvirt.io/agent";
 
+/// On the Deployment of NVIDIA's operator: how many replicas it had when it was taken over.
+pub const TAKEN_OVER_REPLICAS: &str = "gpuvirt.io/taken-over-replicas";
+
 pub const APP: &str = "app";
 pub const APP_NAME: &str = "app.kubernetes.io/name";
 pub const APP_COMPONENT: &str = "app.kubernetes.io/component";

@@ -12,6 +12,8 @@
 //! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
+//!
+//! All of it waits while [`peer`] sees that NVIDIA's operator manages the same cluster.
 
 pub mod definitions;
 mod drivers;
@@ -22,6 +24,7 @@ mod latest;
 mod named;
 pub mod node;
 mod owner;
+pub mod peer;
 mod pod;
 mod pod_watches;
 pub mod policy;
@@ -84,6 +87,8 @@ pub enum Error {
     Lease(#[from] lease::Error),
     #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error("NVIDIA's GPU Operator has come: {0}; nothing is managed by two, so this one starts anew and waits")]
+    Peer(String),
 }
 
 /// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
@@ -106,7 +111,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         let epoch = held.epoch();
         let held = tokio::select! {
             kept = held.keep(&shutdown) => kept?,
-            () = lead(&client, config.clone(), epoch, &telemetry) => return Ok(()),
+            done = lead(&client, config.clone(), epoch, &telemetry) => return done,
         };
         // Nothing of ours writes any more, so the next holder may.
         held.release().await.map_err(Error::Lease)
@@ -125,8 +130,24 @@ async fn client() -> Result<Client, kube::Error> {
     Client::try_from(config)
 }
 
-/// Everything that writes, while the lease is held.
-async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry) {
+/// Everything that writes, while the lease is held and nobody else manages the cluster.
+async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry) -> Result<(), Error> {
+    let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
+    let (sight, follow) = peer::Sight::new(client);
+    let work = async {
+        sight.until_absent(client, &events).await;
+        tokio::select! {
+            found = sight.until_present() => Err(Error::Peer(found.join("; "))),
+            () = manage(client, config, epoch, telemetry, events.clone()) => Ok(()),
+        }
+    };
+    tokio::select! {
+        done = work => done,
+        _ = join_all(follow) => Ok(()),
+    }
+}
+
+async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry, events: Events) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let wake = Wake {
         nodes: nodes_tx,
@@ -135,7 +156,6 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         guard: Arc::new(Notify::new()),
         drivers: Arc::new(Notify::new()),
     };
-    let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
     follow.extend(follow_kubevirt);

@@ -19,7 +19,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::LEASE;
+use super::{LEASE, peer};
 use crate::{cluster::lease, shutdown::Shutdown, telemetry::Telemetry};
 
 /// How often a living operator is asked whether it still lives: it may run on a node that is being drained.
@@ -34,6 +34,8 @@ pub enum Error {
     InUse(String),
     #[error("this cannot do the operator's work any more")]
     Lease(#[from] lease::Error),
+    #[error(transparent)]
+    Operator(Box<super::Error>),
     #[error("not gone after {} s: {waiting}", waited.as_secs())]
     Timeout { waited: Duration, waiting: String },
 }
@@ -50,9 +52,13 @@ type Policy = DeserializeGuard<ClusterPolicy>;
 pub async fn run(client: &Client, options: Options) -> Result<(), Error> {
     let policies: Api<Policy> = Api::all(client.clone());
     let gpu_nodes: Api<DeserializeGuard<GPUNode>> = Api::all(client.clone());
-    let found = policies.list(&ListParams::default()).await?.items;
+    let mut found = policies.list(&ListParams::default()).await?.items;
+    // What NVIDIA's operator manages and this one has never touched is none of ours.
+    if !peer::look(client).await?.is_empty() {
+        found.retain(|policy| policy.finalizers().iter().any(|finalizer| finalizer == labels::TEARDOWN_FINALIZER));
+    }
     if found.is_empty() {
-        tracing::info!("no ClusterPolicy: nothing to bring back");
+        tracing::info!("no ClusterPolicy of ours: nothing to bring back");
         return Ok(());
     }
     // `helm uninstall` takes no values: the annotation is how a person says it there.
@@ -146,7 +152,7 @@ async fn in_its_place(client: &Client, config: super::Config, gone: impl Future<
     let telemetry = Telemetry::default();
     tokio::select! {
         lost = &mut keep => return lost.map(drop).map_err(Error::Lease),
-        () = super::lead(client, config, epoch, &telemetry) => {}
+        done = super::lead(client, config, epoch, &telemetry) => return done.map_err(|error| Error::Operator(Box::new(error))),
         () = gone => {}
     }
     // The receiver is in `keep`.

@@ -33,6 +33,7 @@ kube() {
 }
 containerd() { cd "$HERE/containerd" && static -ldflags '-s -w' -tags 'no_btrfs no_devmapper no_zfs no_aufs' -o "$OUT/" tool; }
 helm() { cd "$HERE/helm" && static -ldflags '-s -w' -o "$OUT/" tool; }
+helm3() { cd "$HERE/helm3" && static -ldflags '-s -w' -o "$OUT/helm3" tool; }
 kubevirt() {
 	cd "$HERE/kubevirt"
 	static -ldflags '-s -w' -o "$OUT/" ./manifests tool
@@ -50,5 +51,5 @@ images() {
 	rm -r "$folder"
 }
 
-for name in kube containerd helm kubevirt; do module $name; done
+for name in kube containerd helm helm3 kubevirt; do module $name; done
 step images "$IMAGES/box.sh" "$IMAGES/mkimg.py" "$OUT/launcher"

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Its exit and its log.
-async fn uninstall(t: &Turn, args: &[&str]) -> (bool, String) {
+pub async fn uninstall(t: &Turn, args: &[&str]) -> (bool, String) {
     let kubeconfig = identity::service_account(t, "gpuvirt-uninstall", None).await;
     let environment = [("KUBECONFIG", kubeconfig.as_os_str()), ("POD_NAMESPACE", NAMESPACE.as_ref())];
     let mut hook = Program::start(t, "uninstall", &[&["uninstall", "--timeout=30s"], args].concat(), &environment);
@@ -121,7 +121,7 @@ fn without_a_living_operator_it_brings_the_nodes_back_itself() {
 }
 
 /// What a person could find in the cluster: names of all objects but events, and what of a node and of KubeVirt matters.
-async fn found(t: &Turn) -> BTreeSet<String> {
+pub async fn found(t: &Turn) -> BTreeSet<String> {
     let kubectl = |args: &[&str]| t.cluster.kubectl(args).expect("readable");
     let kinds = kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
     let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
@@ -140,9 +140,11 @@ async fn found(t: &Turn) -> BTreeSet<String> {
             found.extend(counts.iter().flatten().map(|(key, count)| format!("node {name} {list} {key}={}", count.0)));
         }
     }
-    let mut kubevirt = kubevirt::api(&t.client).get(kubevirt::NAME).await.expect("KubeVirt");
-    kubevirt.managed_fields_mut().clear();
-    found.insert(format!("KubeVirt {} {:?}", kubevirt.data["spec"], kubevirt.annotations()));
+    // Without its type there is none.
+    if let Ok(mut kubevirt) = kubevirt::api(&t.client).get(kubevirt::NAME).await {
+        kubevirt.managed_fields_mut().clear();
+        found.insert(format!("KubeVirt {} {:?}", kubevirt.data["spec"], kubevirt.annotations()));
+    }
     found
 }
 

@@ -55,9 +55,14 @@ impl Cluster {
 
     /// `helm` with these arguments, on this cluster. Its standard output.
     pub fn helm(&self, args: &[&str]) -> Result<String, String> {
-        let home = self.state.join("helm");
+        self.helm_of("helm", args)
+    }
+
+    /// The same with another major version: `helm` is 4, `helm3` is 3.
+    pub fn helm_of(&self, program: &str, args: &[&str]) -> Result<String, String> {
+        let home = self.state.join(program).with_extension("home");
         let kubeconfig = self.kubeconfig();
-        let mut command = command(self.bin.join("helm"), args);
+        let mut command = command(self.bin.join(program), args);
         for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             command.env(name, &home);
         }

@@ -34,8 +34,17 @@ struct Ways {
 impl Kubelets {
     /// Of all operand pods.
     pub fn start(turn: &Turn) -> Self {
+        Self::of(turn, watcher::Config::default().labels(labels::POLICY))
+    }
+
+    /// Of all pods in the operator's namespace, whoever made them.
+    pub fn of_all(turn: &Turn) -> Self {
+        Self::of(turn, watcher::Config::default())
+    }
+
+    fn of(turn: &Turn, which: watcher::Config) -> Self {
         let (hold, ends) = watch::channel(Ways::default());
-        Self { hold, _task: Background(tokio::spawn(run(turn.ours(), ends))) }
+        Self { hold, _task: Background(tokio::spawn(run(turn.ours(), which, ends))) }
     }
 
     /// From now on pods that are deleted take their time.
@@ -59,9 +68,8 @@ impl Kubelets {
     }
 }
 
-async fn run(pods: Api<Pod>, mut held: watch::Receiver<Ways>) {
-    let operands = watcher::Config::default().labels(labels::POLICY);
-    let mut events = watcher(pods.clone(), operands).default_backoff().boxed();
+async fn run(pods: Api<Pod>, which: watcher::Config, mut held: watch::Receiver<Ways>) {
+    let mut events = watcher(pods.clone(), which).default_backoff().boxed();
     let mut ending: BTreeMap<String, Pod> = BTreeMap::new();
     let mut crashing: BTreeMap<String, Pod> = BTreeMap::new();
     loop {

@@ -10,7 +10,7 @@ use crds::{
 use futures::future::join_all;
 use k8s_openapi::{
     api::{
-        apps::v1::DaemonSet,
+        apps::v1::{DaemonSet, Deployment},
         coordination::v1::Lease,
         core::v1::{ConfigMap, Node, Pod, Service},
         node::v1::RuntimeClass,
@@ -138,6 +138,9 @@ impl Turn {
             let _ = policies.patch_metadata(&policy, &PatchParams::default(), &Patch::Merge(&released)).await;
         }
         remove(&policies).await;
+        // NVIDIA's operator, with which ours would wait.
+        remove_named(&self.ours::<Deployment>(), &["gpu-operator".to_owned()]).await;
+        remove_named(&self.ours::<Lease>(), &["53822513.nvidia.com".to_owned()]).await;
         let crds: Api<CustomResourceDefinition> = self.all();
         remove_named(&crds, &OPENSHIFT_CRDS.map(|(name, _)| name.to_owned())).await;
         remove(&self.metadata_of::<GPUTransition>()).await;

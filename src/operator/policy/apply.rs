@@ -165,7 +165,7 @@ fn news(ready: &Verdict, old: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::
     }
 }
 
-pub(super) fn reference(policy: &ClusterPolicy) -> ObjectReference {
+pub(in crate::operator) fn reference(policy: &ClusterPolicy) -> ObjectReference {
     ObjectReference {
         api_version: Some(ClusterPolicy::api_version(&()).into_owned()),
         kind: Some(ClusterPolicy::kind(&()).into_owned()),

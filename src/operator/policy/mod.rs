@@ -12,6 +12,7 @@ mod image;
 mod metrics;
 mod nvidia_drivers;
 mod openshift;
+mod preview;
 mod schema;
 mod status;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use tokio::{
     time::sleep,
 };
 
+pub(super) use self::apply::reference as reference_of;
 #[cfg(test)]
 pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
@@ -47,6 +49,7 @@ pub use self::{
     metrics::{Metrics, Peer as PeerMetrics},
     nvidia_drivers::Watched as NVIDIADriverWatch,
     openshift::Watched as OpenShiftWatch,
+    preview::{Intended, Seen, host_of, intended},
 };
 use self::{
     dereference::{Dereferenced, Policies, dereference, policies},
@@ -60,6 +63,7 @@ use super::{
     kubevirt::{self, Wired, Wiring},
     named::named,
     node::mode::NodePolicy,
+    peer,
     pod_watches::PodWatches,
     world::World,
 };
@@ -222,7 +226,7 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     let monitored = validate::monitored(&policy.spec, &facts);
     let unasked = monitored.is_none().then_some(validate::MONITORED);
     verdicts.extend(monitored);
-    let silenced: Vec<&str> = wired.silenced().iter().copied().chain(unasked).collect();
+    let silenced: Vec<&str> = wired.silenced().iter().copied().chain(unasked).chain([peer::SOLE]).collect();
     apply::write_policy_status(
         context,
         policy,
