@@ -1,6 +1,9 @@
 //! `kubectl gpuvirt …`: commands and flags of the plugin, a small program of its own that also runs on macOS and Windows.
 //! `gpuvirt` has some of these commands too, and takes them from here.
 
+mod complete;
+mod reference;
+
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
@@ -11,11 +14,12 @@ use clap::{
 use clap_complete::Shell;
 use crds::WorkloadMode;
 
+pub use self::reference::page;
 use crate::{
     answer::Output,
     chain,
     cluster_command::{Target, approve, doctor, explain, gather, gpus, nodes, plan, status},
-    terminal::{BAD, paint},
+    terminal::{BAD, paint, print},
 };
 
 /// NVIDIA GPUs of a cluster, for containers and for KubeVirt virtual machines: what is so, why, and what to do.
@@ -59,18 +63,24 @@ enum Command {
     MustGather(MustGatherArgs),
     /// Prints the completion of a shell: `source <(kubectl gpuvirt completion bash)`.
     ///
-    /// For `kubectl gpuvirt <TAB>` itself, see docs/kubectl-gpuvirt.md.
+    /// That completes `kubectl-gpuvirt`; for `kubectl gpuvirt` see docs/kubectl-gpuvirt.md.
     Completion { shell: Shell },
+    /// Candidates for kubectl's own completion.
+    #[command(hide = true)]
+    Complete {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
 }
 
 /// Which cluster, as kubectl's flags of the same names say it.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TargetArgs {
     /// The kubeconfig file to use. KUBECONFIG, or ~/.kube/config, without it.
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, help_heading = "Cluster")]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use.
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, help_heading = "Cluster")]
     context: Option<String>,
 }
 
@@ -221,8 +231,8 @@ fn code(fine: bool) -> ExitCode {
     if fine { ExitCode::SUCCESS } else { ExitCode::from(2) }
 }
 
-/// The commands as clap knows them, for the page that describes them.
-pub fn command() -> clap::Command {
+/// The commands as clap knows them.
+fn command() -> clap::Command {
     Kubectl::command()
 }
 
@@ -271,6 +281,12 @@ fn dispatch(target: TargetArgs, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Kubectl::command(), "kubectl-gpuvirt", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Complete { words } => {
+            let mut all = Kubectl::command();
+            all.build();
+            print(&complete::answer(&all, &words))?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -29,6 +29,11 @@ const WALLS: &[(&str, &[&str], &str)] = &[
         "a person's questions are asked of the API server, and change nothing",
     ),
     (
+        "src/kubectl",
+        &["vfio::", "nix::", "crate::agent", "crate::cli", "crate::host_command"],
+        "kubectl-gpuvirt also builds where there is no Linux",
+    ),
+    (
         "src/validator",
         &["crate::operator", "crate::agent", "vfio::testing"],
         "an init container sees its node and writes its verdict, and decides nothing for others",

@@ -193,7 +193,7 @@ pub fn pod_security(facts: &Facts) -> Verdict {
     }
 }
 
-fn is_nfd(set: &&DaemonSet) -> bool {
+fn is_nfd(set: &DaemonSet) -> bool {
     let named = |label: &str| set.labels().get(label).map(String::as_str) == Some("node-feature-discovery");
     named(labels::APP_NAME) || named(labels::APP) || set.name_any().starts_with("nfd-worker")
 }
@@ -205,8 +205,7 @@ pub fn feature_discovery(facts: &Facts) -> Verdict {
     };
     let workers: Vec<String> = sets
         .iter()
-        .filter(is_nfd)
-        .filter(|set| set.name_any().contains("worker"))
+        .filter(|set| is_nfd(set) && set.name_any().contains("worker"))
         .map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any()))
         .collect();
     let hinted = |node: &&k8s_openapi::api::core::v1::Node| {

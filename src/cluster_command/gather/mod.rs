@@ -16,6 +16,7 @@ mod redact;
 mod tests;
 
 use std::{
+    fmt::Write as _,
     fs::File,
     io::{self, BufWriter, Write},
     path::PathBuf,
@@ -195,7 +196,7 @@ fn text(gathered: &Gathered) -> String {
     let Gathered { file, files, bytes, missing } = gathered;
     let mut text = format!("{}: {files} files, {} KiB\n", file.display(), bytes.div_ceil(1024));
     if !missing.is_empty() {
-        text.push_str(&format!("{} things could not be read; missing.txt in it says which and why\n", missing.len()));
+        let _ = writeln!(text, "{} things could not be read; missing.txt in it says which and why", missing.len());
     }
     text.push_str(
         "Secrets and addresses are taken out; names of nodes, pods and VMs are in it. Read it before you hand it on.\n",

@@ -190,7 +190,7 @@ where
     }
 }
 
-/// Of the namespace, and those about our own objects, which are in `default`.
+/// Of the namespace, and those that we have written, wherever their objects are.
 async fn events<W: Write>(client: &Client, namespace: &str, sink: &mut Sink<W>) -> io::Result<()> {
     let events: Api<Event> = Api::all(client.clone());
     let found = match events.list(&ListParams::default()).await {
@@ -200,19 +200,9 @@ async fn events<W: Write>(client: &Client, namespace: &str, sink: &mut Sink<W>) 
             return Ok(());
         }
     };
-    let kinds = [
-        "GPUNode",
-        "GPUTransition",
-        "ClusterPolicy",
-        "NVIDIADriver",
-        "VirtualMachineInstance",
-        "KubeVirt",
-        "HyperConverged",
-    ];
     let about = |event: &&Event| {
-        let kind = event.involved_object.kind.as_deref().unwrap_or_default();
         let by_us = event.reporting_component.as_deref().is_some_and(|component| component.starts_with("gpuvirt"));
-        event.namespace().as_deref() == Some(namespace) || kinds.contains(&kind) && by_us || by_us
+        event.namespace().as_deref() == Some(namespace) || by_us
     };
     let mut lines: Vec<String> = found.iter().filter(about).map(told).collect();
     lines.sort();
@@ -242,14 +232,14 @@ async fn logs<W: Write>(client: &Client, namespace: &str, pod: &Pod, sink: &mut 
     let spec = pod.spec.clone().unwrap_or_default();
     let status = pod.status.clone().unwrap_or_default();
     let names = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| container.name.clone());
-    let states: Vec<_> = status
+    let lives_of: Vec<_> = status
         .init_container_statuses
         .into_iter()
         .flatten()
         .chain(status.container_statuses.into_iter().flatten())
         .collect();
     for container in names {
-        let state = states.iter().find(|state| state.name == container);
+        let state = lives_of.iter().find(|state| state.name == container);
         let began =
             state.and_then(|state| state.state.as_ref()).is_some_and(|s| s.running.is_some() || s.terminated.is_some());
         let lives = [(false, began), (true, state.is_some_and(|state| state.restart_count > 0))];

@@ -119,9 +119,13 @@ impl Redactor {
             Value::Object(map) => {
                 self.variable(map);
                 for (key, value) in map {
-                    match value {
-                        Value::String(text) if is_secret(key) && !text.is_empty() => GONE.clone_into(text),
-                        _ => self.value(value),
+                    if let Value::String(text) = value
+                        && is_secret(key)
+                        && !text.is_empty()
+                    {
+                        GONE.clone_into(text);
+                    } else {
+                        self.value(value);
                     }
                 }
             }
