@@ -9,10 +9,12 @@
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
 //! driver pods ─▶ drivers: which are not the newest ─▶ node controller, transition
+//! agent pods ──▶ agents: which are not the newest ─▶ one after another
 //! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 
+mod agents;
 pub mod definitions;
 mod drivers;
 mod guard;
@@ -40,6 +42,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    agents::Agents,
     drivers::Drivers,
     guard::Guard,
     kubevirt::Wiring,
@@ -126,6 +129,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         gpu_nodes: Arc::new(Notify::new()),
         guard: Arc::new(Notify::new()),
         drivers: Arc::new(Notify::new()),
+        agents: Arc::new(Notify::new()),
     };
     let events = Events::new(client.clone(), "gpuvirt-operator", &config.identity);
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
@@ -156,6 +160,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
     let (policy_tx, policy_rx) = watch::channel(None);
     let namespace = config.installation.namespace.as_str();
     let drivers = Arc::new(Drivers::new(client, namespace, &world, &wake));
+    let agents = Arc::new(Agents::new(client, namespace, &world, &wake));
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
@@ -185,6 +190,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         events,
         pods: policy::Context::pods(client, &config.installation.namespace),
         drivers: drivers.clone(),
+        agents: agents.clone(),
         due: wake.policy.clone(),
         metrics,
         peer,
@@ -200,6 +206,7 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
     });
     wake.policy.notify_one();
     wake.drivers.notify_one();
+    wake.agents.notify_one();
     tokio::join!(
         follow,
         policy::run(policy_context, || wake.node(NodeWork::All)),
@@ -207,5 +214,6 @@ async fn lead(client: &Client, config: Config, epoch: i64, telemetry: &Telemetry
         explainer.run(),
         guard.run(),
         drivers.run(),
+        agents.run(),
     );
 }
