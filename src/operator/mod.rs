@@ -9,12 +9,14 @@
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
 //! driver pods ─▶ drivers: which are not the newest ─▶ node controller, transition
+//! agent pods ──▶ agents: which are not the newest ─▶ one after another
 //! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 //!
 //! All of it waits while [`peer`] sees that NVIDIA's operator manages the same cluster.
 
+mod agents;
 pub mod definitions;
 mod drivers;
 mod guard;
@@ -44,6 +46,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    agents::Agents,
     drivers::Drivers,
     guard::Guard,
     kubevirt::Wiring,
@@ -155,6 +158,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         gpu_nodes: Arc::new(Notify::new()),
         guard: Arc::new(Notify::new()),
         drivers: Arc::new(Notify::new()),
+        agents: Arc::new(Notify::new()),
     };
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
@@ -184,6 +188,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
     let (policy_tx, policy_rx) = watch::channel(None);
     let namespace = config.installation.namespace.as_str();
     let drivers = Arc::new(Drivers::new(client, namespace, &world, &wake));
+    let agents = Arc::new(Agents::new(client, namespace, &world, &wake));
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
@@ -214,6 +219,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         events,
         pods: policy::Context::pods(client, &config.installation.namespace),
         drivers: drivers.clone(),
+        agents: agents.clone(),
         due: wake.policy.clone(),
         metrics,
         peer,
@@ -229,6 +235,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
     });
     wake.policy.notify_one();
     wake.drivers.notify_one();
+    wake.agents.notify_one();
     tokio::join!(
         follow,
         policy::run(policy_context, || wake.node(NodeWork::All)),
@@ -236,5 +243,6 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         explainer.run(),
         guard.run(),
         drivers.run(),
+        agents.run(),
     );
 }

@@ -48,6 +48,8 @@ pub struct Wake {
     pub guard: Arc<Notify>,
     /// Whoever looks which drivers are out of date.
     pub drivers: Arc<Notify>,
+    /// Whoever renews agents.
+    pub agents: Arc<Notify>,
 }
 
 impl Wake {
@@ -106,6 +108,7 @@ impl World {
             let wake = wake.clone();
             follow(Api::<Guarded<GPUTransition>>::all(client.clone()), everything.clone(), move |transition| {
                 wake.drivers.notify_one();
+                wake.agents.notify_one();
                 wake.policy.notify_one();
                 if let Some(transition) = transition {
                     wake.node(NodeWork::One(transition.name_any()));
@@ -125,10 +128,11 @@ impl World {
             follow(Api::<Guarded<GPUVirtConfig>>::all(client.clone()), everything, move |_| touched())
         };
         let (daemon_sets, follow_daemon_sets) = {
-            let (touched, drivers) = (policy_wake(wake), wake.drivers.clone());
+            let (touched, drivers, agents) = (policy_wake(wake), wake.drivers.clone(), wake.agents.clone());
             follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| {
                 touched();
                 drivers.notify_one();
+                agents.notify_one();
             })
         };
         let (config_maps, follow_config_maps) = {

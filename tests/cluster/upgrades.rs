@@ -1,8 +1,10 @@
 //! New drivers, node by node: on a real API server and its DaemonSet controller, with kubelets and agents that are played.
 
+use std::collections::BTreeMap;
+
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUTransition, NVIDIADriver, TransitionPhase as Phase, VgpuInstance, VgpuStatus},
+    v1alpha1::{GPUTransition, GPUVirtConfig, NVIDIADriver, TransitionPhase as Phase, VgpuInstance, VgpuStatus},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod},
@@ -547,5 +549,84 @@ fn a_vgpu_host_driver_is_renewed_once_no_vm_has_a_vgpu_of_its_node() {
         agent.change(|host| host.gpus[0].vgpu.as_mut().expect("vGPUs").instances[0].holders.clear());
         until_pod(t, "n1", "newer").await;
         until_phase(t, "n1", Phase::Done, "").await;
+    });
+}
+
+/// Agents' pods by node: the UID, and whether it is ready.
+async fn agent_pods(t: &Turn) -> BTreeMap<String, (Option<String>, bool)> {
+    let pods: Api<Pod> = t.ours();
+    let found = pods.list(&ListParams::default().labels("app=gpuvirt-agent")).await.expect("listable").items;
+    let here = found.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let of = |pod: Pod| {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
+        Some((pod.spec.as_ref()?.node_name.clone()?, (pod.uid(), ready)))
+    };
+    here.filter_map(of).collect()
+}
+
+/// Another setting, and so another revision of the agents' DaemonSet.
+async fn change_agents(t: &Turn, seconds: u32) {
+    let configs: Api<GPUVirtConfig> = t.all();
+    let patch = Patch::Merge(json!({"spec": {"resyncSeconds": seconds}}));
+    wait::eventually("the config is there", async || {
+        configs.patch("default", &PatchParams::default(), &patch).await.ok()
+    })
+    .await;
+}
+
+#[test]
+fn new_agents_come_one_first_halt_when_it_does_not_come_up_and_spare_a_node_that_changes() {
+    turn(async |t| {
+        let kubelets = Kubelets::start(t);
+        let first = t.operator("op-1").await;
+        policies::create(t, policies::valid(POLICY)).await;
+        let mut agents = Vec::new();
+        for name in ["n1", "n2", "n3"] {
+            nodes::create(t, name, &[]).await;
+            agents.push(Agent::start(t, name, vec![t4("0000:18:00.0")]).await);
+        }
+        let before = wait::eventually("all agents run", async || {
+            let pods = agent_pods(t).await;
+            ["n1", "n2", "n3"].iter().all(|node| pods.get(*node).is_some_and(|(_, ready)| *ready)).then_some(pods)
+        })
+        .await;
+        policies::until_condition(t, POLICY, "AgentsCurrent", "AllCurrent", "").await;
+
+        kubelets.break_starts(&["n1", "n2", "n3"]);
+        change_agents(t, 77).await;
+        let halted = policies::until_condition(t, POLICY, "AgentsCurrent", "RolloutHalted", "CrashLoopBackOff").await;
+        let pods = agent_pods(t).await;
+        let renewed = |pods: &BTreeMap<String, (Option<String>, bool)>| -> Vec<String> {
+            pods.iter()
+                .filter(|(node, (uid, _))| before.get(*node).is_some_and(|b| b.0 != *uid))
+                .map(|(n, _)| n.clone())
+                .collect()
+        };
+        let [broken] = &renewed(&pods)[..] else { panic!("one goes first: {pods:?}") };
+        let said = serde_json::to_string(&halted.status).expect("JSON");
+        assert!(said.contains(&format!("on node {broken}")), "{said}");
+
+        // The next operator finds it as it is, while another node is in the middle of a change.
+        first.kill().await;
+        let busy = *["n1", "n2", "n3"].iter().find(|node| **node != broken).expect("another");
+        let agent = agents.iter().find(|agent| agent.node == busy).expect("its agent");
+        agent.change(|host| host.obeys = false);
+        nodes::label(t, busy, &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await;
+        let _second = t.operator("op-2").await;
+        t.leads("op-2").await;
+        wait::until(&t.all(), busy, "its agent is asked", |object: &GPUTransition| {
+            object.status.as_ref().is_some_and(|status| status.phase == Phase::Switch)
+        })
+        .await;
+        assert_eq!(renewed(&agent_pods(t).await), [broken.clone()], "halted still");
+        kubelets.let_start();
+        policies::until_condition(t, POLICY, "AgentsCurrent", "RollingOut", busy).await;
+        wait::eventually("the others follow", async || (renewed(&agent_pods(t).await).len() == 2).then_some(())).await;
+        assert!(!renewed(&agent_pods(t).await).contains(&busy.to_owned()), "not in the middle of a change");
+        agent.change(|host| host.obeys = true);
+        policies::until_condition(t, POLICY, "AgentsCurrent", "AllCurrent", "").await;
+        assert_eq!(renewed(&agent_pods(t).await).len(), 3);
+        agent.until_reason(t, true, "Serving").await;
     });
 }

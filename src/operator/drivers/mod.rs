@@ -31,8 +31,8 @@ use kube::{
 };
 use tokio::{sync::Notify, time::sleep};
 
-pub use self::look::{NodeDriver, Old, Seen, Set, State};
-use self::look::{Revision, is_driver, is_of, newest, of_node, outdated, selects, set, settled, slim};
+pub use self::look::{NodeDriver, Old, Revision, Seen, Set, State, is_of, settled};
+use self::look::{is_driver, newest, of_node, outdated, selects, set, slim};
 use super::{
     pod::ready,
     pod_watches::PodWatches,
@@ -114,7 +114,7 @@ impl Drivers {
             let known = self.known().revisions.get(&set.name_any()).cloned();
             let found = match known.filter(|(generation, _)| *generation == set.metadata.generation) {
                 Some((_, newest)) => Some(newest),
-                None => newest(set, &self.revisions_of(set).await?),
+                None => newest_of(&self.revisions, set).await?,
             };
             revisions.extend(found.map(|newest| (set.name_any(), (set.metadata.generation, newest))));
         }
@@ -132,12 +132,6 @@ impl Drivers {
             self.wake.policy.notify_one();
         }
         Ok(())
-    }
-
-    async fn revisions_of(&self, set: &DaemonSet) -> Result<Vec<ControllerRevision>, kube::Error> {
-        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
-        let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
-        Ok(self.revisions.list(&ListParams::default().labels(&by.join(","))).await?.items)
     }
 
     fn watch(&self) {
@@ -229,6 +223,14 @@ impl Drivers {
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().expect("revisions lock should not be poisoned")
     }
+}
+
+/// A set's newest revision, once its controller has made it.
+pub async fn newest_of(all: &Api<ControllerRevision>, set: &DaemonSet) -> Result<Option<Revision>, kube::Error> {
+    let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
+    let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+    let listed = all.list(&ListParams::default().labels(&by.join(","))).await?;
+    Ok(newest(set, &listed.items))
 }
 
 /// Annotations of a node that ask for its driver's renewal, whatever its age.

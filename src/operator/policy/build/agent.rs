@@ -29,8 +29,9 @@ pub(super) fn daemon_set(settings: &Settings, installation: &Installation) -> Da
             name: AGENT,
             component: "agent",
             node_selector: [("kubernetes.io/os".to_owned(), "linux".to_owned())].into(),
-            // A new agent takes over from the old one's journal; GPUs are not touched by its restart.
-            rollout: Rollout::Rolling { max_unavailable: IntOrString::String("10%".to_owned()) },
+            // A new agent takes over from the old one's journal; GPUs are not touched by its restart. When it comes to a
+            // node is the operator's to say: not in the middle of a change, and not before a first one works.
+            rollout: Rollout::OnDelete,
             labels: &[],
             annotations: BTreeMap::new(),
             pod: pod(settings, installation),
