@@ -148,10 +148,10 @@ pub async fn run(target: &Target, wish: Wish, output: Output) -> Result<(), Erro
     Ok(print(&output.answer(&gathered, text)?)?)
 }
 
-/// Readable by its owner alone, where files know such a thing.
+/// Readable by its owner alone, where files know such a thing. One that is there already stays.
 fn private(path: &PathBuf) -> io::Result<File> {
     let mut options = File::options();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.open(path)
