@@ -55,6 +55,7 @@ chart: ## target/chart/gpuvirt-VERSION.tgz, for `helm push … oci://REGISTRY/PA
 	$(HELM) package charts/gpuvirt --destination target/chart
 	$(if $(PUSH),$(HELM) push target/chart/gpuvirt-$$(sed -n 's/^version: //p' charts/gpuvirt/Chart.yaml).tgz $(PUSH))
 
-generate: ## write what is made from other files: the CRDs' YAML, and the chart's list of keys and table of values
+generate: ## write what is made from other files: the CRDs' YAML, the chart's list of keys and table of values, docs/reference
 	cargo run --quiet --locked -- crds --write crds/generated
 	cargo run --quiet --locked --example chart
+	cargo run --quiet --locked --example reference

@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand};
 
 mod chain;
 mod images;
+#[cfg(test)]
+mod manual_tests;
 mod plan_args;
 mod takeover_args;
 
