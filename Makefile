@@ -59,7 +59,8 @@ chart: ## target/chart/gpuvirt-VERSION.tgz, for `helm push … oci://REGISTRY/PA
 	$(HELM) package charts/gpuvirt --destination target/chart
 	$(if $(PUSH),$(HELM) push target/chart/gpuvirt-$$(sed -n 's/^version: //p' charts/gpuvirt/Chart.yaml).tgz $(PUSH))
 
-generate: ## write what is made from other files: the CRDs' YAML, the chart's list of keys and table of values, kubectl gpuvirt's reference
+generate: ## write what is made from other files: the CRDs' YAML, the chart's keys and values, the references in docs
 	cargo run --quiet --locked -- crds --write crds/generated
 	cargo run --quiet --locked --example chart
 	cargo run --quiet --locked --example kubectl_page
+	cargo run --quiet --locked --example reference

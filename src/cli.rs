@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand};
 mod chain;
 mod doors;
 mod images;
+#[cfg(test)]
+mod manual_tests;
 mod plan_args;
 mod takeover_args;
 

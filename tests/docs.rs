@@ -1,7 +1,13 @@
-//! The troubleshooting page knows every reason that a person can meet.
+//! The pages under docs/: what they show is so, what is made from code is current, and the troubleshooting page knows every
+//! reason that a person can meet.
 //!
 //! Reasons are CamelCase words in the code. So each such word is on the page, or in the list of words that are something else;
 //! a new one that is in neither fails here.
+
+#[path = "docs/blocks.rs"]
+mod blocks;
+#[path = "docs/reference.rs"]
+mod reference;
 
 use std::{
     collections::BTreeMap,
@@ -165,4 +171,38 @@ fn every_reason_has_an_entry_on_the_troubleshooting_page() {
         bare.is_empty(),
         "tell in {PAGE} what these mean and what to do, or list them as no reasons here: {bare:#?}"
     );
+}
+
+#[test]
+fn the_reference_is_what_the_types_say() {
+    let stale: Vec<_> = reference::pages()
+        .into_iter()
+        .filter(|(path, text)| fs::read_to_string(path).unwrap_or_default() != *text)
+        .map(|(path, _)| path)
+        .collect();
+    assert!(stale.is_empty(), "run `make generate`: {stale:?}");
+}
+
+#[test]
+fn a_cluster_would_take_the_yaml_of_every_page() {
+    let all: Vec<(Vec<String>, usize)> = blocks::pages().iter().map(|page| blocks::wrong_yaml(page)).collect();
+    let wrong: Vec<String> = all.iter().flat_map(|(wrong, _)| wrong.clone()).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let ours: usize = all.iter().map(|(_, ours)| ours).sum();
+    assert!(ours >= 5, "objects of ours are found and checked: {ours}");
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let pages = blocks::pages();
+    let dead: Vec<String> = pages.iter().flat_map(|page| blocks::dead_links(page)).collect();
+    assert!(dead.is_empty(), "{dead:#?}");
+    let index = fs::read_to_string("docs/README.md").expect("the index");
+    let unlisted: Vec<_> = pages
+        .iter()
+        .filter_map(|page| page.strip_prefix("docs").ok())
+        .filter(|page| *page != Path::new("README.md") && !page.starts_with("runbooks"))
+        .filter(|page| !index.contains(&page.display().to_string()))
+        .collect();
+    assert!(unlisted.is_empty(), "docs/README.md does not name {unlisted:?}");
 }
