@@ -1,19 +1,25 @@
 //! OpenShift as its types and objects describe it, on a real API server: what the driver takes from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
-    api::{apps::v1::DaemonSet, core::v1::ConfigMap},
+    api::{
+        apps::v1::DaemonSet,
+        authorization::v1::SubjectAccessReview,
+        core::v1::ConfigMap,
+        rbac::v1::{Role, RoleBinding},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
     Api,
-    api::{DeleteParams, DynamicObject, PostParams},
+    api::{DeleteParams, DynamicObject, ListParams, PostParams},
     core::ApiResource,
 };
 use serde_json::{Value, json};
 
 use crate::support::{
+    NAMESPACE,
     agents::{Agent, t4},
     nodes, policies,
     turn::{OPENSHIFT_CRDS, Turn, turn},
@@ -88,6 +94,93 @@ async fn become_openshift(t: &Turn) {
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = t.all();
     let _ = namespaces.create(&PostParams::default(), &serde_json::from_value(namespace).expect("a Namespace")).await;
     object(t, "image.openshift.io", "ImageStream", "imagestreams", Some("openshift"), toolkit).await;
+}
+
+/// What the chart has for OpenShift alone.
+async fn bound(t: &Turn) -> (Api<Role>, Api<RoleBinding>) {
+    let only = ["template", "gpuvirt", "charts/gpuvirt", "--namespace", NAMESPACE];
+    let text = t
+        .cluster
+        .helm(&[&only[..], &["--show-only=templates/openshift.yaml", "--set=platform.openshift=true"]].concat());
+    let (roles, bindings): (Api<Role>, Api<RoleBinding>) = (t.ours(), t.ours());
+    for part in text.expect("a rendering").split("\n---\n").filter(|part| part.contains("kind: ")) {
+        let object: Value = serde_saphyr::from_str(part).expect("YAML");
+        match object["kind"].as_str() {
+            Some("Role") => {
+                let role = serde_json::from_value(object).expect("a Role");
+                roles.create(&PostParams::default(), &role).await.expect("a Role");
+            }
+            Some("RoleBinding") => {
+                let binding = serde_json::from_value(object).expect("a RoleBinding");
+                bindings.create(&PostParams::default(), &binding).await.expect("a RoleBinding");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    (roles, bindings)
+}
+
+/// Whether a pod of this account may be admitted by OpenShift's constraint for privileged ones.
+async fn may_be_privileged(t: &Turn, account: &str) -> bool {
+    let review = json!({"metadata": {}, "spec": {
+        "user": format!("system:serviceaccount:{NAMESPACE}:{account}"),
+        "resourceAttributes": {
+            "group": "security.openshift.io", "resource": "securitycontextconstraints", "name": "privileged", "verb": "use",
+            "namespace": NAMESPACE,
+        },
+    }});
+    let reviews: Api<SubjectAccessReview> = t.all();
+    let review = serde_json::from_value(review).expect("a SubjectAccessReview");
+    let answer = reviews.create(&PostParams::default(), &review).await.expect("an answer");
+    answer.status.is_some_and(|status| status.allowed)
+}
+
+#[test]
+fn the_accounts_of_all_operands_may_be_privileged_on_openshift_and_nowhere_else() {
+    turn(async |t| {
+        nodes::create(t, "n1", &[]).await;
+        let _agent = Agent::start(t, "n1", vec![t4("0000:18:00.0")]).await;
+        let _operator = t.operator("op-1").await;
+        let on = |image: &str| json!({"enabled": true, "repository": "localhost", "image": image, "version": "test"});
+        let mut policy = policies::valid(POLICY);
+        for section in ["toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd", "migManager", "vgpuManager"] {
+            policy["spec"][section] = on(&section.to_lowercase());
+        }
+        policy["spec"]["nodeStatusExporter"] = json!({"enabled": true});
+        policies::create(t, policy).await;
+        let sets: Api<DaemonSet> = t.ours();
+        let until = async |name: &'static str| {
+            wait::until(&sets, name, "it is applied", |_: &DaemonSet| true).await;
+        };
+        let mut accounts = BTreeSet::new();
+        for (mode, last) in [("kubevirt", "nvidia-vgpu-manager-daemonset"), ("kata", "nvidia-cc-manager")] {
+            let kata = on("kata-sandbox-device-plugin");
+            let cc = json!({"enabled": true, "repository": "localhost", "image": "cc-manager", "version": "test", "defaultMode": "off"});
+            let sandbox =
+                json!({"spec": {"sandboxWorkloads": {"mode": mode}, "kataSandboxDevicePlugin": kata, "ccManager": cc}});
+            policies::patch(t, POLICY, &sandbox).await;
+            for name in [last, "nvidia-driver-daemonset", "nvidia-mig-manager", "nvidia-node-status-exporter"] {
+                until(name).await;
+            }
+            let listed = sets.list(&ListParams::default()).await.expect("listable").items;
+            accounts.extend(listed.into_iter().filter_map(|set| set.spec?.template.spec?.service_account_name));
+        }
+        assert!(accounts.len() >= 12, "{accounts:?}");
+        for account in &accounts {
+            assert!(!may_be_privileged(t, account).await, "{account}: on other platforms there is nothing to use");
+        }
+        let (roles, bindings) = bound(t).await;
+        for account in &accounts {
+            // The API server's own view follows in a moment.
+            wait::eventually(&format!("{account} may be privileged"), async || {
+                may_be_privileged(t, account).await.then_some(())
+            })
+            .await;
+        }
+        assert!(!may_be_privileged(t, "gpuvirt-operator").await, "it talks to the API server only");
+        roles.delete("gpuvirt-privileged", &DeleteParams::default()).await.expect("deletable");
+        bindings.delete("gpuvirt-privileged", &DeleteParams::default()).await.expect("deletable");
+    });
 }
 
 fn environment(set: &DaemonSet, container: &str) -> BTreeMap<String, String> {
