@@ -159,7 +159,8 @@ impl Watching {
     fn start(t: &Turn, terminal: bool) -> Self {
         let screen = t.dir.path().join(if terminal { "terminal" } else { "lines" });
         let kubeconfig = t.cluster.kubeconfig().display().to_string();
-        let line = format!("{PROGRAM} status --watch --kubeconfig {kubeconfig}");
+        // In the place of its shell, so that it ends with it.
+        let line = format!("exec {PROGRAM} status --watch --kubeconfig {kubeconfig}");
         let file = File::create(&screen).expect("a file should be creatable");
         let own = ["--pdeathsig", "KILL", "--"];
         let shell = if terminal { vec!["script", "-qefc", &line, "/dev/null"] } else { vec!["sh", "-c", &line] };
