@@ -5,7 +5,7 @@ IMAGE ?= localhost/gpuvirt:test
 HELM ?= $(shell command -v helm || echo $${GPUVIRT_CACHE:-$$HOME/.cache/gpuvirt}/cluster/helm)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools build image check test test-gpu bench nightly soak demo demo-down install chart generate
+.PHONY: help deps tools build kubectl image check test test-gpu bench nightly soak demo demo-down install chart generate
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -18,6 +18,10 @@ tools: deps ## build the test cluster's programs and the lab's kernel into ~/.ca
 
 build: ## build the release binary
 	@$(RUN) release
+
+kubectl: ## target/release/kubectl-gpuvirt, the plugin for kubectl; prints its size
+	cargo build --release --locked --bin kubectl-gpuvirt
+	@ls -l target/release/kubectl-gpuvirt | awk '{printf "kubectl-gpuvirt: %.1f MiB\n", $$5 / 1048576}'
 
 image: build ## target/images/gpuvirt.tar: the product's image, without Docker; prints its size; IMAGE=name:tag (see also Containerfile)
 	@$(RUN) images/gpuvirt.sh "$$GPUVIRT_IMAGE_TAR" "$(IMAGE)" "$$TARGET/release/gpuvirt"
@@ -55,7 +59,8 @@ chart: ## target/chart/gpuvirt-VERSION.tgz, for `helm push … oci://REGISTRY/PA
 	$(HELM) package charts/gpuvirt --destination target/chart
 	$(if $(PUSH),$(HELM) push target/chart/gpuvirt-$$(sed -n 's/^version: //p' charts/gpuvirt/Chart.yaml).tgz $(PUSH))
 
-generate: ## write what is made from other files: the CRDs' YAML, the chart's list of keys and table of values, docs/reference
+generate: ## write what is made from other files: the CRDs' YAML, the chart's keys and values, the references in docs
 	cargo run --quiet --locked -- crds --write crds/generated
 	cargo run --quiet --locked --example chart
+	cargo run --quiet --locked --example kubectl_page
 	cargo run --quiet --locked --example reference

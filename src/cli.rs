@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 
 mod chain;
+mod doors;
 mod images;
 #[cfg(test)]
 mod manual_tests;
@@ -14,13 +15,18 @@ mod takeover_args;
 
 use crate::{
     agent,
-    cluster_command::{Target, approve, explain, ready},
+    cluster_command::ready,
     cuda,
-    host_command::{Subject, inspect},
+    host_command::{Subject, gather, inspect},
+    kubectl::{ApproveArgs, Explain, TargetArgs},
     nvml,
-    operator::{self, policy::Installation, uninstall},
+    operator::{
+        self,
+        policy::{AgentMetrics, Installation},
+        uninstall,
+    },
     shutdown::Shutdown,
-    telemetry::{LogFormat, init_logs},
+    telemetry::{Doors, Exposure, LogFormat, init_logs},
 };
 
 /// NVIDIA GPUs for containers and for KubeVirt virtual machines, in one cluster.
@@ -48,16 +54,27 @@ enum Command {
     PrepareDriver(chain::PrepareArgs),
     /// Prints what a host has: GPUs, groups, drivers, holders. Needs no cluster.
     Inspect(InspectArgs),
+    /// Prints as JSON what a report on a fault needs of a host; `kubectl gpuvirt must-gather` runs it in agents' pods.
+    Gather(HostArgs),
     /// Prints what a mode would take on a host, or what forbids it. Changes nothing and needs no cluster.
     ///
     /// With NODE: on a node of the cluster, with the rights of your kubeconfig: the steps, whom they would affect, what
     /// does not let them begin, and how long it took last time. Exits with 2 where a GPU cannot go to that mode now.
     Plan(plan_args::PlanArgs),
     /// Says why something does not run, with the rights of your kubeconfig. Changes nothing.
-    #[command(subcommand)]
-    Explain(Explain),
+    Explain {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(subcommand)]
+        what: Explain,
+    },
     /// Shows what a change would do to a node and its VMs, and approves it, with the rights of your kubeconfig.
-    Approve(ApproveArgs),
+    Approve {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(flatten)]
+        args: ApproveArgs,
+    },
     /// Takes a cluster over from NVIDIA's GPU Operator, or gives it back, with the rights of your kubeconfig.
     Takeover(takeover_args::TakeoverArgs),
     /// Checks one link of a container node's chain, and writes its file for those who wait; for init containers.
@@ -113,8 +130,11 @@ struct OperatorArgs {
     /// Name of the chart's release, which may take over what the operator makes in its stead.
     #[arg(long, env = "HELM_RELEASE")]
     release: Option<String>,
-    #[arg(long, default_value = "0.0.0.0:8080")]
-    listen: SocketAddr,
+    #[command(flatten)]
+    doors: doors::DoorArgs,
+    /// Secret with the certificate of the agents' metrics, in the operator's namespace.
+    #[arg(long, env = "METRICS_SECRET")]
+    metrics_secret: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -134,8 +154,8 @@ struct AgentArgs {
     /// Seconds between two looks at the host when no event has asked for one.
     #[arg(long, default_value_t = 300)]
     resync_seconds: u64,
-    #[arg(long, default_value = "0.0.0.0:8080")]
-    listen: SocketAddr,
+    #[command(flatten)]
+    doors: doors::DoorArgs,
 }
 
 #[derive(Debug, Args)]
@@ -161,37 +181,6 @@ struct InspectArgs {
     subject: SubjectArgs,
     #[arg(short, long, value_enum, default_value = "table")]
     output: inspect::Output,
-}
-
-#[derive(Debug, Subcommand)]
-enum Explain {
-    /// A virtual machine instance that asks for GPUs. Exits with 2 where a GPU keeps it from running.
-    Vmi(ExplainVmiArgs),
-}
-
-#[derive(Debug, Args)]
-struct ExplainVmiArgs {
-    /// As in `vms/training-1`, or a name in the namespace of your context.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    vmi: String,
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long)]
-    context: Option<String>,
-    #[arg(short, long, value_enum, default_value = "text")]
-    output: explain::Output,
-}
-
-#[derive(Debug, Args)]
-struct ApproveArgs {
-    node: String,
-    /// The hash of the plan that you have read. Without it the plan is shown and nothing is approved.
-    #[arg(long, value_name = "HASH")]
-    plan: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long)]
-    context: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -261,19 +250,13 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             anyhow::Ok(())
         })?,
         Command::Inspect(args) => inspect::run(&args.subject.into(), args.output)?,
+        Command::Gather(args) => gather::run(&args.host_root)?,
         Command::Plan(args) => {
             let possible = args.run()?;
             return Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(2) });
         }
-        Command::Explain(Explain::Vmi(args)) => {
-            let target = Target { context: args.context, namespace: args.namespace };
-            let fine = runtime()?.block_on(Box::pin(explain::run(&target, &args.vmi, args.output)))?;
-            return Ok(if fine { ExitCode::SUCCESS } else { ExitCode::from(2) });
-        }
-        Command::Approve(args) => {
-            let target = Target { context: args.context, namespace: None };
-            runtime()?.block_on(Box::pin(approve::run(&target, &args.node, args.plan.as_deref())))?;
-        }
+        Command::Explain { target, what } => return what.run(target),
+        Command::Approve { target, args } => return args.run(target),
         Command::Takeover(args) => {
             let clear = runtime()?.block_on(Box::pin(async {
                 anyhow::Ok(crate::takeover::run(&connected().await?, &args.into()).await?)
@@ -346,11 +329,12 @@ impl From<OperatorArgs> for operator::Config {
                 image: args.image,
                 pull_policy: args.image_pull_policy,
                 log_level: args.operand_log_level,
+                metrics: args.doors.of_agents(args.metrics_secret),
                 images: args.images.by_section(),
             },
             identity: args.identity,
             release: args.release,
-            listen: args.listen,
+            doors: args.doors.into(),
         }
     }
 }
@@ -364,7 +348,7 @@ impl From<AgentArgs> for agent::Config {
             kubelet_root: args.kubelet_root,
             driver_root: args.driver_root,
             resync: Duration::from_secs(args.resync_seconds.max(1)),
-            listen: args.listen,
+            doors: args.doors.into(),
         }
     }
 }
@@ -383,10 +367,11 @@ impl From<UninstallArgs> for uninstall::Options {
             image: String::new(),
             pull_policy: "IfNotPresent".to_owned(),
             log_level: "info".to_owned(),
+            metrics: AgentMetrics::Off,
             images: BTreeMap::new(),
         };
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let operator = operator::Config { installation, identity: args.identity, release: None, listen: nowhere };
+        let doors = Doors { probes: SocketAddr::from(([127, 0, 0, 1], 0)), metrics: Exposure::Off };
+        let operator = operator::Config { installation, identity: args.identity, release: None, doors };
         Self { operator, force: args.force, timeout: args.timeout }
     }
 }

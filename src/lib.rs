@@ -12,25 +12,39 @@
 //! | [`node_status`] | as [`validator`], for Prometheus |
 //! | [`nvml`], [`cuda`] | NVIDIA's libraries, in a child process |
 //! | [`cluster`] | kube: apply, events, lease |
-//! | [`cli`] | arguments and environment; nothing else reads them |
+//! | [`cli`], [`kubectl`] | arguments and environment of the two programs; nothing else reads them |
+//!
+//! `gpuvirt` runs on Linux. `kubectl-gpuvirt` has what a person asks of a cluster, and builds for macOS and Windows too: what
+//! touches a host is not part of it there.
 //!
 //! The contract with users is the crate `crds`.
 
+#[cfg(target_os = "linux")]
 pub mod agent;
+pub mod answer;
+#[cfg(target_os = "linux")]
 pub mod cli;
 pub mod cluster;
 pub mod cluster_command;
+#[cfg(target_os = "linux")]
 pub mod cuda;
+#[cfg(target_os = "linux")]
 pub mod host_command;
+#[cfg(target_os = "linux")]
 pub mod host_driver;
+pub mod kubectl;
+#[cfg(target_os = "linux")]
 pub mod node_status;
+#[cfg(target_os = "linux")]
 pub mod nvml;
 pub mod operator;
+#[cfg(target_os = "linux")]
 pub mod prepare_driver;
 pub mod shutdown;
 pub mod takeover;
 pub mod telemetry;
 pub mod terminal;
+#[cfg(target_os = "linux")]
 pub mod validator;
 
 /// An error and all its causes, in one line.

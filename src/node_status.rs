@@ -30,9 +30,60 @@ use vfio::Root;
 use crate::{
     nvml,
     shutdown::Shutdown,
-    telemetry::Telemetry,
+    telemetry::{Described, Telemetry, Unit},
     validator::{Check, Found, Validations},
 };
+
+const NODE: &[&str] = &["node"];
+const BEGAN: Described =
+    Described::gauge("gpu_operator_node_metrics_ready_ts_seconds", NODE, Unit::Time, "When this exporter began");
+const DRIVER: Described =
+    Described::gauge("gpu_operator_node_driver_validation", NODE, Unit::Flag, "Whether the driver answers");
+const DRIVER_SUCCESS: Described = Described::gauge(
+    "gpu_operator_node_driver_validation_last_success_ts_seconds",
+    NODE,
+    Unit::Time,
+    "When the driver answered last, 0 for never",
+);
+const DEVICES: Described = Described::gauge(
+    "gpu_operator_node_device_plugin_devices_total",
+    NODE,
+    Unit::Count,
+    "GPUs and parts of GPUs that the node offers to containers",
+);
+const DEVICES_SUCCESS: Described = Described::gauge(
+    "gpu_operator_node_device_plugin_validation_last_success_ts_seconds",
+    NODE,
+    Unit::Time,
+    "When the node offered GPUs last, 0 for never",
+);
+const READY: Described =
+    Described::gauge("gpu_operator_node_driver_ready", NODE, Unit::Flag, "Whether the check of the driver has passed");
+const TOOLKIT: Described = Described::gauge(
+    "gpu_operator_node_toolkit_ready",
+    NODE,
+    Unit::Flag,
+    "Whether the check of the toolkit has passed",
+);
+const CUDA: Described =
+    Described::gauge("gpu_operator_node_cuda_ready", NODE, Unit::Flag, "Whether the check of CUDA has passed");
+const PLUGIN: Described = Described::gauge(
+    "gpu_operator_node_plugin_ready",
+    NODE,
+    Unit::Flag,
+    "Whether the check of the device plugin has passed",
+);
+const PCI: Described = Described::gauge(
+    "gpu_operator_nvidia_pci_devices_total",
+    NODE,
+    Unit::Count,
+    "PCI functions of NVIDIA, whatever their driver",
+);
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const METRICS: &[Described] =
+    &[BEGAN, DRIVER, DRIVER_SUCCESS, DEVICES, DEVICES_SUCCESS, READY, TOOLKIT, CUDA, PLUGIN, PCI];
 
 /// How often the driver is asked, as the peer does it.
 const DRIVER_PERIOD: Duration = Duration::from_secs(60);
@@ -74,29 +125,13 @@ impl Metrics {
         let metrics = Self::default();
         let ready: Gauge<f64, AtomicU64> = Gauge::default();
         ready.set(now());
-        let times = [
-            ("metrics_ready_ts_seconds", "When this exporter began", &ready),
-            (
-                "driver_validation_last_success_ts_seconds",
-                "When the driver answered last, 0 for never",
-                &metrics.driver_success,
-            ),
-            (
-                "device_plugin_validation_last_success_ts_seconds",
-                "When the node offered GPUs last, 0 for never",
-                &metrics.devices_success,
-            ),
-        ];
-        for (name, help, gauge) in times {
-            registry.register(format!("gpu_operator_node_{name}"), help, gauge.clone());
+        for (metric, gauge) in
+            [(BEGAN, &ready), (DRIVER_SUCCESS, &metrics.driver_success), (DEVICES_SUCCESS, &metrics.devices_success)]
+        {
+            metric.register(registry, gauge);
         }
-        let counts = [
-            ("driver_validation", "1 while the driver answers", &metrics.driver),
-            ("device_plugin_devices_total", "GPUs and parts of GPUs that the node offers", &metrics.devices),
-        ];
-        for (name, help, gauge) in counts {
-            registry.register(format!("gpu_operator_node_{name}"), help, gauge.clone());
-        }
+        DRIVER.register(registry, &metrics.driver);
+        DEVICES.register(registry, &metrics.devices);
         registry.register_collector(Box::new(files));
         metrics
     }
@@ -111,29 +146,24 @@ struct Files {
 
 impl Collector for Files {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let names = [
-            (Check::Driver, "gpu_operator_node_driver_ready"),
-            (Check::Toolkit, "gpu_operator_node_toolkit_ready"),
-            (Check::Cuda, "gpu_operator_node_cuda_ready"),
-            (Check::Plugin, "gpu_operator_node_plugin_ready"),
-        ];
-        for (check, name) in names {
+        for (check, metric) in
+            [(Check::Driver, READY), (Check::Toolkit, TOOLKIT), (Check::Cuda, CUDA), (Check::Plugin, PLUGIN)]
+        {
             let passed = self.validations.found(check) == Found::Passed;
-            gauge(&mut encoder, name, "1 while the check's verdict is that it has passed", i64::from(passed))?;
+            gauge(&mut encoder, metric, i64::from(passed))?;
         }
         let count = Root::new(&self.host).map_or(0, |root| {
             let inventory = vfio::observe(&root);
             let devices = inventory.functions.values().filter(|f| f.vendor == vfio::function::NVIDIA);
             devices.count()
         });
-        let help = "PCI functions of NVIDIA, whatever their driver";
-        gauge(&mut encoder, "gpu_operator_nvidia_pci_devices_total", help, i64::try_from(count).unwrap_or(i64::MAX))
+        gauge(&mut encoder, PCI, i64::try_from(count).unwrap_or(i64::MAX))
     }
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> Result<(), std::fmt::Error> {
+fn gauge(encoder: &mut DescriptorEncoder<'_>, metric: Described, value: i64) -> Result<(), std::fmt::Error> {
     let gauge = ConstGauge::new(value);
-    gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+    gauge.encode(encoder.encode_descriptor(metric.name, metric.help, None, gauge.metric_type())?)
 }
 
 /// Until shutdown, or until it cannot serve.
@@ -145,7 +175,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     telemetry.set_ready();
     let root = Root::new(&config.host_root).map_err(|source| Error::Root { root: config.host_root.clone(), source })?;
     tokio::select! {
-        source = telemetry.serve(config.listen) => Err(Error::Serve { listen: config.listen, source }),
+        source = telemetry.serve_plain(config.listen) => Err(Error::Serve { listen: config.listen, source }),
         () = follow_node(client, &config.node, &metrics) => Ok(()),
         () = ask_driver(&config, &root, &metrics) => Ok(()),
         () = shutdown.begun() => Ok(()),
@@ -257,6 +287,7 @@ mod tests {
         assert!(shown().contains("gpu_operator_node_toolkit_ready{node=\"n1\"} 0"));
         validations.passed(Check::Toolkit, "").expect("writable");
         assert!(shown().contains("gpu_operator_node_toolkit_ready{node=\"n1\"} 1"));
+        crate::telemetry::check_described(&shown(), METRICS);
         metrics.driver.set(1);
         assert!(shown().contains("gpu_operator_node_driver_validation{node=\"n1\"} 1"));
     }

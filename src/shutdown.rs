@@ -1,9 +1,6 @@
 //! One token that says "stop", for every task of the process.
 
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-};
+use tokio::sync::watch;
 
 /// Cloneable; resolves for all clones once shutdown has begun.
 #[derive(Clone, Debug)]
@@ -11,7 +8,9 @@ pub struct Shutdown(watch::Receiver<bool>);
 
 impl Shutdown {
     /// A token that SIGTERM or SIGINT trips.
+    #[cfg(unix)]
     pub fn on_signals() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
         let (tx, rx) = watch::channel(false);
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;

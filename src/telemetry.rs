@@ -1,5 +1,18 @@
 //! Logs, metrics and probes: `/metrics`, `/livez`, `/readyz`.
 
+mod access;
+mod certificate;
+mod described;
+#[cfg(test)]
+mod reference;
+mod serve;
+
+pub use certificate::Origin;
+#[cfg(test)]
+pub use described::check as check_described;
+pub use described::{Described, Kind, Unit};
+pub use serve::{Doors, Exposure, ServeError};
+
 use std::{
     net::SocketAddr,
     sync::{
@@ -8,7 +21,6 @@ use std::{
     },
 };
 
-use axum::{Router, extract::State, http::StatusCode, routing::get};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tracing_subscriber::EnvFilter;
 
@@ -52,35 +64,12 @@ impl Telemetry {
         Ok(text)
     }
 
-    /// Serves for as long as it is polled; returns only when it cannot.
-    pub async fn serve(self, listen: SocketAddr) -> std::io::Error {
-        let listener = match tokio::net::TcpListener::bind(listen).await {
-            Ok(listener) => listener,
-            Err(error) => return error,
-        };
-        match axum::serve(listener, self.router()).await {
-            Ok(()) => std::io::ErrorKind::UnexpectedEof.into(),
-            Err(error) => error,
-        }
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
     }
 
-    fn router(self) -> Router {
-        Router::new()
-            .route("/livez", get(|| async { "ok" }))
-            .route("/readyz", get(readyz))
-            .route("/metrics", get(metrics))
-            .with_state(self)
+    /// Metrics and probes for everybody, as the exporters of the peer have them.
+    pub async fn serve_plain(self, listen: SocketAddr) -> std::io::Error {
+        self.answer(listen, true).await
     }
-}
-
-async fn readyz(State(telemetry): State<Telemetry>) -> (StatusCode, &'static str) {
-    if telemetry.ready.load(Ordering::Relaxed) {
-        (StatusCode::OK, "ok")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "starting")
-    }
-}
-
-async fn metrics(State(telemetry): State<Telemetry>) -> Result<String, StatusCode> {
-    telemetry.metrics().map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 }

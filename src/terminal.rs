@@ -66,3 +66,40 @@ pub fn table(rows: &[Vec<Cell>]) -> String {
     }
     table
 }
+
+/// How wide a text for a person is where nothing else is known.
+pub const WIDTH: usize = 96;
+
+/// Words in lines of that width, each set in.
+pub fn indented(message: &str) -> String {
+    wrapped(message, 2, WIDTH)
+}
+
+/// Words in lines, each set in by so many columns and followed by no more than `width` of text.
+pub fn wrapped(message: &str, by: usize, width: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in message.split_whitespace() {
+        let line = lines.last_mut().expect("there should be a line");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    let indent = " ".repeat(by);
+    lines.iter().map(|line| format!("{indent}{line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_are_kept_whole() {
+        let label = "x".repeat(WIDTH * 2);
+        assert_eq!(indented(&format!("set {label} now")), format!("  set\n  {label}\n  now"));
+    }
+}

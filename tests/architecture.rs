@@ -29,6 +29,11 @@ const WALLS: &[(&str, &[&str], &str)] = &[
         "a person's questions are asked of the API server, and change nothing",
     ),
     (
+        "src/kubectl",
+        &["vfio::", "nix::", "crate::agent", "crate::cli", "crate::host_command"],
+        "kubectl-gpuvirt also builds where there is no Linux",
+    ),
+    (
         "src/validator",
         &["crate::operator", "crate::agent", "vfio::testing"],
         "an init container sees its node and writes its verdict, and decides nothing for others",
@@ -45,6 +50,8 @@ const ONE_DOOR: &[(&str, &str, &str)] = &[
         "src/nvml.rs",
         "NVML keeps device files open and may hang: a child process has it, and nobody else",
     ),
+    ("events::v1", "src/cluster/events.rs", "events are counted and kept from flooding in one place"),
+    ("events::Recorder", "src/cluster/events.rs", "events are counted and kept from flooding in one place"),
     ("env::var", "src/cli.rs", "one file reads the environment"),
 ];
 

@@ -50,7 +50,7 @@ start() {
 	OUT=$GPUVIRT_LAB IMAGES="pause box virt-launcher" tests/lab/up.sh "$STATE" "$GPUVIRT_IMAGE_TAR" "$GPUVIRT_DRIVER_TAR"
 }
 install() {
-	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --wait --timeout 3m \
+	helm install gpuvirt charts/gpuvirt --namespace gpuvirt --create-namespace --values tests/lab/values.yaml --set metrics.mode=plain --wait --timeout 3m \
 		>/dev/null 2> >(grep -v level=INFO >&2) # it says that the chart's CRDs are links
 	kubectl wait --for=create "gpunode/$NODE" --timeout=60s >/dev/null
 }
@@ -152,8 +152,8 @@ flip() { # to_vm|to_container: sets TOOK and AGENT, its own part of it, in milli
 	TOOK=$(($(milliseconds) - from))
 	pod=$(kubectl -n gpuvirt get pods -l app=gpuvirt-agent -o jsonpath='{.items[0].metadata.name}')
 	AGENT=$(kubectl get --raw "/api/v1/namespaces/gpuvirt/pods/$pod:8080/proxy/metrics" |
-		awk '$1 == "gpuvirt_mode_change_milliseconds" {print $2}')
-	: "${AGENT:?the agent has no metric gpuvirt_mode_change_milliseconds}"
+		awk '/^gpuvirt_last_mode_change_duration_seconds/ {printf "%d", $2 * 1000}')
+	: "${AGENT:?the agent has no metric gpuvirt_last_mode_change_duration_seconds}"
 }
 flip_once() { flip "$1" && echo "   of which the agent's own part, for all GPUs: $(as_seconds "$AGENT")"; }
 flips() {

@@ -20,6 +20,13 @@ const PAGE: &str = "docs/troubleshooting.md";
 /// Kinds, fields of the Kubernetes API, words of other programs, columns of `kubectl get`, names in derives.
 const NO_REASONS: &[&str] = &[
     "Age",
+    "Agent",
+    "Bearer",
+    "Certificates",
+    "D3hot",
+    "Normal",
+    "Operator",
+    "Warning",
     "VMs",
     "ResourceClaim",
     "Peer",
@@ -43,7 +50,9 @@ const NO_REASONS: &[&str] = &[
     "FallbackToLogsOnError",
     "False",
     "File",
+    "Free",
     "From",
+    "GPUsHealthy",
     "GPUNode",
     "GPUNodeStatus",
     "GPUTransition",

@@ -20,6 +20,10 @@ pub const VGPU_CONFIG_STATE: &str = "nvidia.com/vgpu.config.state";
 pub const MIG_CAPABLE: &str = "nvidia.com/mig.capable";
 /// A node's MIG layout, by name. Written by the user, and by the operator where the policy has a default.
 pub const MIG_CONFIG: &str = "nvidia.com/mig.config";
+/// Written by the MIG manager: `pending`, `success`, `failed`.
+pub const MIG_CONFIG_STATE: &str = "nvidia.com/mig.config.state";
+/// Which of its configurations the device plugin uses there.
+pub const DEVICE_PLUGIN_CONFIG: &str = "nvidia.com/device-plugin.config";
 /// The GPU's marketing name. Written by GPU feature discovery.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 /// Written by GPU feature discovery where a vGPU host driver runs: no MIG manager there.
@@ -75,6 +79,8 @@ pub const UPGRADE_DRAIN_SKIP: &str = "nvidia.com/gpu-driver-upgrade-drain.skip";
 pub const UPGRADE_SAFE_LOAD: &str = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load";
 /// Annotation on a node: its driver pod is to be renewed, also if it is the newest. Written by the user.
 pub const UPGRADE_REQUESTED: &str = "nvidia.com/gpu-driver-upgrade-requested";
+/// Annotation, `true` where the operator renews the driver: whoever brings it up has nobody to evict.
+pub const UPGRADE_ENABLED: &str = "nvidia.com/gpu-driver-upgrade-enabled";
 /// Value of a deploy label: the operand is kept away while the driver under it is renewed.
 pub const PAUSED_FOR_UPGRADE: &str = "paused-for-driver-upgrade";
 /// On pods of a DaemonSet: which revision of it they are.

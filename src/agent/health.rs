@@ -9,7 +9,7 @@ use std::{
 };
 
 use crds::v1alpha1::{self, Severity};
-use vfio::{Aer, Gpu, Inventory, LinkState, PciAddress, Presence, function::Ids};
+use vfio::{Aer, Function, Gpu, Inventory, Link, LinkState, PciAddress, Presence, function::Ids};
 
 /// Between two looks at what makes no event.
 pub const GLANCE: Duration = Duration::from_secs(30);
@@ -116,6 +116,22 @@ impl Ailment {
     pub fn told(&self) -> v1alpha1::Ailment {
         v1alpha1::Ailment { reason: self.reason().to_owned(), severity: self.severity(), message: self.to_string() }
     }
+}
+
+/// How each GPU is doing on the bus.
+pub type Bus = BTreeMap<PciAddress, OnBus>;
+
+/// What of a GPU changes without an event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnBus {
+    pub link: Option<Link>,
+    pub aer: Option<Aer>,
+    pub power_state: Option<String>,
+}
+
+pub fn bus(inventory: &Inventory) -> Bus {
+    let of = |f: &Function| OnBus { link: f.link, aer: f.aer, power_state: f.power_state.clone() };
+    inventory.gpus().iter().map(|gpu| (gpu.primary.address, of(gpu.primary))).collect()
 }
 
 /// Why a GPU must not be given out, if it must not.

@@ -1,11 +1,35 @@
-//! The end of a process that holds a GPU, as an event: nothing in sysfs tells of it.
+//! Who has GPUs, and the end of a process that holds one, as an event: nothing in sysfs tells of it.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc};
 
+use crds::labels;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::{sync::Notify, task::AbortHandle};
+use vfio::{Holder, Inventory, PciAddress, Root, holders};
 
-use super::readable::readable;
+use super::{pod_resources::Allocations, readable::readable, translate};
+
+pub(super) type Held = BTreeMap<PciAddress, Vec<Holder>>;
+
+/// Who has each GPU, by any of its nodes or by what the kubelet has given out.
+pub(super) fn held_by(root: &Root, allocations: &Allocations, inventory: &Inventory) -> Held {
+    let mut held = holders(root, inventory);
+    for gpu in inventory.gpus() {
+        let address = gpu.primary.address;
+        let parts = vfio::vgpu::part_ids(inventory, address);
+        let ids = std::iter::once(address.to_string()).chain(parts);
+        let mut pods: Vec<_> = ids.filter_map(|id| allocations.get(&id)).flatten().collect();
+        if !gpu.primary.on_vfio() {
+            // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
+            // has one could have any.
+            let all = allocations.values().flatten();
+            pods.extend(all.filter(|allocation| labels::is_container_resource(&allocation.resource)));
+        }
+        held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
+    }
+    held.retain(|_, holders| !holders.is_empty());
+    held
+}
 
 /// One task for each holder that lives.
 #[derive(Default)]

@@ -20,7 +20,7 @@ mod health;
 mod holders;
 mod leave;
 pub mod library;
-mod metrics;
+pub(crate) mod metrics;
 mod news;
 mod objections;
 mod offer;
@@ -35,9 +35,9 @@ mod uevent;
 pub mod vfio_manager;
 mod vgpu_manager;
 mod wish;
+mod work;
 
 use std::{
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -59,7 +59,7 @@ use self::{
     device_plugin::{DevicePlugins, Offer},
     health::Ailment,
     holders::HolderEnds,
-    metrics::Metrics,
+    metrics::{Metrics, Round},
     news::News,
     offer::Offered,
     own_node::Known,
@@ -69,7 +69,11 @@ use self::{
     vfio_manager::{Observation, VfioManager},
     wish::Wish,
 };
-use crate::{cluster::events::Events, shutdown::Shutdown, telemetry::Telemetry};
+use crate::{
+    cluster::events::Events,
+    shutdown::Shutdown,
+    telemetry::{Doors, ServeError, Telemetry},
+};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -83,7 +87,7 @@ pub struct Config {
     pub driver_root: PathBuf,
     /// How often the host is looked at when nothing has asked for it; jitter is added.
     pub resync: Duration,
-    pub listen: SocketAddr,
+    pub doors: Doors,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +104,8 @@ pub enum Error {
     Uevents(#[source] std::io::Error),
     #[error("device nodes cannot be followed")]
     DeviceNodes(#[source] std::io::Error),
-    #[error("probes cannot be served on {listen}")]
-    Probes { listen: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     #[error("the thread that works on the host has ended")]
     Worker,
 }
@@ -124,7 +128,7 @@ const LATE_OPENING: Duration = Duration::from_secs(30);
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let client = Client::try_default().await.map_err(Error::Client)?;
     let telemetry = Telemetry::default();
-    let serve = telemetry.clone().serve(config.listen);
+    let serve = telemetry.clone().serve(config.doors.clone(), client.clone());
     let due = Arc::new(Notify::new());
     let uevents = uevent::Uevents::open().map_err(Error::Uevents)?;
     let (nodes, changes) = DevNodes::open(&config.host_root).map_err(Error::DeviceNodes)?;
@@ -135,7 +139,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         error = changes.notify(due.clone()) => Err(Error::DeviceNodes(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         error = uevents.follow(due) => Err(Error::Uevents(error.err().unwrap_or_else(std::io::Error::last_os_error))),
         () = own_node::follow(client, &config.node, node_tx) => Err(Error::Worker),
-        source = serve => Err(Error::Probes { listen: config.listen, source }),
+        error = serve => Err(error.into()),
     }
 }
 
@@ -188,7 +192,7 @@ impl Agent {
         let manager = VfioManager::open(&config.host_root, helper, &config.node)?.with_library(Box::new(library));
         let calls = Calls::default();
         let plugins = plugins(config, &calls, &due, shutdown)?;
-        let metrics = telemetry.register(Metrics::register);
+        let metrics = telemetry.register(|registry| Metrics::register(registry, &config.node));
         Ok(Self {
             manager: Some(manager),
             plugins,
@@ -299,7 +303,7 @@ impl Agent {
         self.nodes.follow();
         let began = Instant::now();
         let observation = self.look(wish.clone()).await?;
-        self.metrics.measure(&observation, began.elapsed());
+        self.metrics.count(&observation, began.elapsed());
         let offered = offer::offer(&wish, &observation, &self.offer);
         // Before the first order nothing is said to the kubelet: a restarted agent must not take its resources away.
         if known.is_some() || wish.spec.advertise == Advertise::Offered {
@@ -307,6 +311,10 @@ impl Agent {
             self.plugins.offer(offered.offer.clone());
         }
         self.checks.keep(&wish, &observation);
+        let plugins = self.plugins.subscribe().borrow().clone();
+        let users = known.iter().flatten().flat_map(metrics::users);
+        self.metrics
+            .show(&Round { wish: &wish, observation: &observation, offered: &offered, plugins: &plugins }, users);
         let pids = observation.holders.values().flatten().map(|holder| holder.pid).filter(|pid| *pid > 0);
         self.ends.follow(pids, &self.due);
         let reported = match known {
@@ -345,7 +353,9 @@ impl Agent {
 
     /// Whether a round is due although nothing has called for one.
     async fn glance(&mut self) -> Result<bool, Error> {
-        self.work(|manager, allocations| manager.glance(&allocations)).await
+        let (due, bus) = self.work(|manager, allocations| (manager.glance(&allocations), manager.bus())).await?;
+        self.metrics.glanced(&bus);
+        Ok(due)
     }
 
     /// Whether a round is due because pods have other GPUs than they had. Asks the kubelet only.

@@ -67,11 +67,11 @@ pub fn shown(inventory: &Inventory, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
 }
 
 /// As [`shown`], with the two modes told apart that leave a GPU to drivers of the host: it has vGPUs, or it is asked to.
-fn mode(report: &Report<'_>, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
+pub fn mode(wish: &Wish, observation: &Observation, gpu: &Gpu<'_>) -> Option<WorkloadMode> {
     let address = gpu.primary.address;
-    let has = report.observation.vgpus.gpus.get(&address).is_some_and(|found| !found.instances.is_empty());
-    let asked = report.wish.mode(address) == Some(WorkloadMode::VmVgpu);
-    let mode = shown(&report.observation.inventory, gpu)?;
+    let has = observation.vgpus.gpus.get(&address).is_some_and(|found| !found.instances.is_empty());
+    let asked = wish.mode(address) == Some(WorkloadMode::VmVgpu);
+    let mode = shown(&observation.inventory, gpu)?;
     let on_host = mode != WorkloadMode::VmPassthrough;
     Some(if on_host && (has || asked) { WorkloadMode::VmVgpu } else { mode })
 }
@@ -111,7 +111,7 @@ pub fn status(report: &Report<'_>, now: &Time) -> AgentStatus {
 fn gpu_status(report: &Report<'_>, gpu: &Gpu<'_>) -> GPUStatus {
     let observation = report.observation;
     let primary = gpu.primary;
-    let mode = mode(report, gpu);
+    let mode = mode(report.wish, observation, gpu);
     let obstacles = WorkloadMode::ALL.into_iter().filter(|m| Some(*m) != mode).filter_map(|mode| {
         let refusal = observation.obstacles.get(&(primary.address, mode))?;
         Some(Obstacle { mode, reason: refusal.reason.clone(), message: refusal.message.clone() })

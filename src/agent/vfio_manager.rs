@@ -7,22 +7,24 @@ use std::{
 };
 
 use crds::{
-    WorkloadMode, labels,
+    WorkloadMode,
     v1alpha1::{AgentFunction, Refusal},
 };
 use vfio::{
     Binding, Holder, Inventory, Journal, Kernel, LinuxKernel, PciAddress, Plan, Root, World, deviations, execute,
-    holders, observe_except, plan,
+    observe_except, plan,
 };
 
 use super::{
-    health::{Ailments, Watch},
+    health::{Ailments, Bus, Watch, bus},
+    holders::{Held, held_by},
     library::Answers,
     patience::Patience,
     pod_resources::{self, Allocations},
     translate,
     vgpu_manager::{self, Bench, VgpuManager, Vgpus},
     wish::{Wish, addresses, binding, switched_off, wanted},
+    work::{Change, Work},
 };
 
 /// How long a write to a driver's attribute may take. Longer means that the device is in use.
@@ -51,6 +53,8 @@ pub struct Observation {
     pub complaints: Vec<String>,
     /// Time from the first look to the last, if anything was executed in between.
     pub worked: Option<Duration>,
+    /// Plans that were executed.
+    pub changes: Vec<Change>,
     /// When failed work is due again.
     pub again: Option<Instant>,
 }
@@ -74,6 +78,8 @@ pub struct VfioManager<K = LinuxKernel> {
     health: Watch,
     /// Of the last round.
     ailments: Ailments,
+    /// Of the last glance.
+    bus: Bus,
     in_use: BTreeSet<PciAddress>,
     gpus: BTreeSet<String>,
     complaints: Vec<String>,
@@ -120,6 +126,7 @@ impl<K: Kernel> VfioManager<K> {
             made: Vgpus::default(),
             health: Watch::default(),
             ailments: Ailments::new(),
+            bus: Bus::new(),
             in_use: BTreeSet::new(),
             gpus: BTreeSet::new(),
             complaints,
@@ -191,6 +198,7 @@ impl<K: Kernel> VfioManager<K> {
         Observation {
             ailments: self.ailments.clone(),
             egm: vfio::egm(&self.root),
+            changes: work.changes,
             worked: (!work.steps.is_empty()).then(|| began.elapsed()),
             inventory: view.inventory,
             holders: view.held,
@@ -208,6 +216,7 @@ impl<K: Kernel> VfioManager<K> {
     /// Reads sysfs only.
     pub fn glance(&mut self, allocations: &Result<Allocations, String>) -> bool {
         let inventory = observe_except(&self.root, &self.journal.locked());
+        self.bus = bus(&inventory);
         let vgpus = inventory
             .gpus()
             .into_iter()
@@ -228,6 +237,11 @@ impl<K: Kernel> VfioManager<K> {
         let hindrance = self.unable("the vGPUs");
         let Self { root, kernel, journal, allocations, vgpus, library, .. } = self;
         work(vgpus, &mut Bench { root, kernel, journal, allocations, library, hindrance }, &view)
+    }
+
+    /// How GPUs were doing on the bus at the last glance.
+    pub fn bus(&self) -> Bus {
+        self.bus.clone()
     }
 
     /// What pods had in the last round.
@@ -279,7 +293,10 @@ impl<K: Kernel> VfioManager<K> {
                     work.tried.insert(gpu);
                     touched.insert(group);
                     work.steps.extend(plan.steps.iter().map(|step| format!("{gpu}: {step}")));
-                    match execute(&plan, &mut self.kernel, &mut self.journal) {
+                    let began = Instant::now();
+                    let executed = execute(&plan, &mut self.kernel, &mut self.journal);
+                    work.changes.push(Change { binding, took: began.elapsed(), done: executed.is_ok() });
+                    match executed {
                         Ok(()) => done.push((gpu, binding)),
                         Err(error) => self.failed(gpu, binding, translate::execution(&error), work),
                     }
@@ -397,40 +414,10 @@ impl<K: Kernel> VfioManager<K> {
     }
 }
 
-type Held = BTreeMap<PciAddress, Vec<Holder>>;
-
 /// One look.
 struct View {
     inventory: Inventory,
     held: Held,
-}
-
-/// What a round has done so far.
-#[derive(Default)]
-pub struct Work {
-    pub tried: BTreeSet<PciAddress>,
-    pub steps: Vec<String>,
-    pub refusals: BTreeMap<PciAddress, Refusal>,
-}
-
-/// Who has each GPU, by any of its nodes or by what the kubelet has given out.
-pub(super) fn held_by(root: &Root, allocations: &Allocations, inventory: &Inventory) -> Held {
-    let mut held = holders(root, inventory);
-    for gpu in inventory.gpus() {
-        let address = gpu.primary.address;
-        let parts = vfio::vgpu::part_ids(inventory, address);
-        let ids = std::iter::once(address.to_string()).chain(parts);
-        let mut pods: Vec<_> = ids.filter_map(|id| allocations.get(&id)).flatten().collect();
-        if !gpu.primary.on_vfio() {
-            // The container stack names its devices by UUID, and only NVML could tell which GPU that is: a pod that
-            // has one could have any.
-            let all = allocations.values().flatten();
-            pods.extend(all.filter(|allocation| labels::is_container_resource(&allocation.resource)));
-        }
-        held.entry(address).or_default().extend(pods.into_iter().map(translate::allocation));
-    }
-    held.retain(|_, holders| !holders.is_empty());
-    held
 }
 
 fn note(complaints: &mut Vec<String>, result: Result<(), vfio::journal::JournalError>) {

@@ -19,11 +19,12 @@ use vfio::{
 };
 
 use super::{
+    holders::held_by,
     library::Answers,
     pod_resources::Allocations,
     translate,
-    vfio_manager::{Work, held_by},
     wish::{Wish, addresses},
+    work::Work,
 };
 
 /// A driver's services come up after it, and bring the types: so long it is waited for them.

@@ -6,8 +6,10 @@ use clap::Args;
 
 use super::{SubjectArgs, runtime};
 use crate::{
-    cluster_command::{self, Target},
+    answer::Output,
+    cluster_command,
     host_command::{early, plan, vgpus},
+    kubectl::TargetArgs,
 };
 
 #[derive(Debug, Args)]
@@ -15,9 +17,8 @@ pub(super) struct PlanArgs {
     /// A node of the cluster, instead of this host.
     #[arg(conflicts_with_all = ["host_root", "machine", "early", "config", "layout", "device"])]
     node: Option<String>,
-    /// Of your kubeconfig.
-    #[arg(long, requires = "node")]
-    context: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
     #[command(flatten)]
     subject: SubjectArgs,
     #[arg(long, value_enum, default_value = "vm-passthrough")]
@@ -37,15 +38,15 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "ADDRESS")]
     device: Vec<vfio::PciAddress>,
     #[arg(short, long, value_enum, default_value = "text")]
-    output: plan::Output,
+    output: Output,
 }
 
 impl PlanArgs {
     /// Whether all of it can be done.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         if let Some(node) = self.node {
-            let target = Target { context: self.context, namespace: None };
-            let asked = cluster_command::plan::run(&target, &node, self.mode, self.output);
+            let target = self.target.of(None);
+            let asked = cluster_command::plan::run(&target, &node, self.mode.workload(), self.output);
             return Ok(runtime()?.block_on(Box::pin(asked))?);
         }
         let subject = self.subject.into();

@@ -12,7 +12,6 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{Api, Client, api::PostParams};
-use nix::time::{ClockId, clock_gettime};
 use tokio::time::{sleep, timeout};
 
 use crate::shutdown::Shutdown;
@@ -229,8 +228,17 @@ pub fn silence(name: &str, lease: Option<&Lease>) -> Option<String> {
 }
 
 /// Time since boot, sleep included.
+#[cfg(target_os = "linux")]
 fn boottime() -> Duration {
+    use nix::time::{ClockId, clock_gettime};
     clock_gettime(ClockId::CLOCK_BOOTTIME).expect("CLOCK_BOOTTIME should exist since Linux 2.6.39").into()
+}
+
+/// Operators run on Linux. Elsewhere only [`silence`] is asked; this counts from its first call.
+#[cfg(not(target_os = "linux"))]
+fn boottime() -> Duration {
+    static FIRST: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
+    FIRST.elapsed()
 }
 
 #[cfg(test)]

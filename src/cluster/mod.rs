@@ -3,6 +3,7 @@
 pub mod apply;
 pub mod events;
 pub mod lease;
+pub mod reviews;
 
 use crds::labels;
 use kube::api::PatchParams;

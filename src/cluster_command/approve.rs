@@ -1,16 +1,23 @@
-//! `gpuvirt approve NODE`: a person agrees to what a change would do to the VMs on a node.
+//! `kubectl gpuvirt approve NODE`: a person agrees to what a change would do to the VMs on a node.
 
 use std::fmt::Write as _;
 
-use crds::v1alpha1::{GPUTransition, TransitionPhase};
+use crds::{
+    WorkloadMode,
+    v1alpha1::{DriverRenewal, GPUTransition, TransitionPhase},
+};
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
 };
+use serde::Serialize;
 use serde_json::json;
 
 use super::{Target, TargetError};
-use crate::terminal::print;
+use crate::{
+    answer::{self, Output},
+    terminal::print,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -28,21 +35,25 @@ pub enum Error {
     OtherPlan { node: String, read: String, now: String },
     #[error("the plan of node {node} cannot be approved")]
     Refused { node: String, source: Box<kube::Error> },
+    #[error(transparent)]
+    Form(#[from] answer::Error),
     #[error("the answer cannot be printed")]
     Print(#[from] std::io::Error),
 }
 
 /// Prints the plan; approves it if `plan` is its hash.
-pub async fn run(target: &Target, node: &str, plan: Option<&str>) -> Result<(), Error> {
+pub async fn run(target: &Target, node: &str, plan: Option<&str>, output: Output) -> Result<(), Error> {
     let (client, _) = target.connect().await?;
     let api: Api<GPUTransition> = Api::all(client);
     let read = |source| Error::Read { node: node.to_owned(), source: Box::new(source) };
     let object = api.get_opt(node).await.map_err(read)?.ok_or_else(|| Error::NoChange { node: node.to_owned() })?;
-    let Some(plan) = plan else { return Ok(print(&shown(&object))?) };
+    let Some(plan) = plan else {
+        return Ok(print(&output.answer(&Plan::of(&object), text)?)?);
+    };
     let patch = checked(&object, plan)?;
     let refused = |source| Error::Refused { node: node.to_owned(), source: Box::new(source) };
-    api.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.map_err(refused)?;
-    Ok(print(&format!("approved: plan {plan} of node {node}\n"))?)
+    let object = api.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.map_err(refused)?;
+    Ok(print(&output.answer(&Plan::of(&object), |_| format!("approved: plan {plan} of node {node}\n"))?)?)
 }
 
 /// The hash that was read is the hash that is approved: what came between is refused here, and by the API server.
@@ -60,30 +71,65 @@ fn checked(object: &GPUTransition, plan: &str) -> Result<serde_json::Value, Erro
     Ok(json!({"metadata": metadata, "spec": {"approved": plan}}))
 }
 
-fn shown(object: &GPUTransition) -> String {
-    let status = object.status.clone().unwrap_or_default();
-    let spec = &object.spec;
-    let mut text = match &spec.driver {
-        None => format!("node {}: {} -> {}\n", spec.node, spec.from, spec.to),
-        Some(driver) => format!("node {}: driver {} -> {}\n", spec.node, driver.from, driver.to),
+/// What is to be agreed to.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Plan {
+    node: String,
+    from: WorkloadMode,
+    to: WorkloadMode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<DriverRenewal>,
+    phase: TransitionPhase,
+    message: String,
+    steps: Vec<String>,
+    affected_pods: Vec<String>,
+    #[serde(rename = "affectedVMs")]
+    affected_vms: Vec<String>,
+    hash: String,
+    approved: bool,
+}
+
+impl Plan {
+    fn of(object: &GPUTransition) -> Self {
+        let status = object.status.clone().unwrap_or_default();
+        let spec = object.spec.clone();
+        Self {
+            approved: spec.is_approved(),
+            node: spec.node,
+            from: spec.from,
+            to: spec.to,
+            driver: spec.driver,
+            phase: status.phase,
+            message: status.message,
+            steps: status.plan,
+            affected_pods: status.affected_pods,
+            affected_vms: status.affected_vms,
+            hash: spec.plan_hash,
+        }
+    }
+}
+
+fn text(plan: &Plan) -> String {
+    let Plan { node, from, to, driver, phase, message, steps, hash, approved, .. } = plan;
+    let mut text = match driver {
+        None => format!("node {node}: {from} -> {to}\n"),
+        Some(driver) => format!("node {node}: driver {} -> {}\n", driver.from, driver.to),
     };
-    let _ = writeln!(text, "phase {:?}: {}", status.phase, status.message);
-    for (number, step) in (1..).zip(&status.plan) {
+    let _ = writeln!(text, "phase {phase:?}: {message}");
+    for (number, step) in (1..).zip(steps) {
         let _ = writeln!(text, "{number:>3}. {step}");
     }
-    let _ = match spec.is_approved() {
-        true => writeln!(text, "approved: plan {}", spec.plan_hash),
-        false => writeln!(text, "to approve it: gpuvirt approve {} --plan {}", spec.node, spec.plan_hash),
+    let _ = match approved {
+        true => writeln!(text, "approved: plan {hash}"),
+        false => writeln!(text, "to approve it: kubectl gpuvirt approve {node} --plan {hash}"),
     };
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use crds::{
-        WorkloadMode,
-        v1alpha1::{GPUTransitionSpec, GPUTransitionStatus},
-    };
+    use crds::v1alpha1::{GPUTransitionSpec, GPUTransitionStatus};
 
     use super::*;
 
@@ -108,8 +154,8 @@ mod tests {
 
     #[test]
     fn a_plan_is_shown_with_the_command_that_approves_this_one() {
-        let expected = "node n1: vm-passthrough -> container\nphase Blocked: VMs vms/a would be stopped\n  1. cordon node n1\n  2. stop VM vms/a\nto approve it: gpuvirt approve n1 --plan 0123456789abcdef\n";
-        assert_eq!(shown(&object()), expected);
+        let expected = "node n1: vm-passthrough -> container\nphase Blocked: VMs vms/a would be stopped\n  1. cordon node n1\n  2. stop VM vms/a\nto approve it: kubectl gpuvirt approve n1 --plan 0123456789abcdef\n";
+        assert_eq!(text(&Plan::of(&object())), expected);
     }
 
     #[test]

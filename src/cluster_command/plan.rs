@@ -1,4 +1,4 @@
-//! `gpuvirt plan NODE`: what a mode would do to a node of the cluster and to whom, and what does not let it.
+//! `kubectl gpuvirt plan NODE`: what a mode would do to a node of the cluster and to whom, and what does not let it.
 //!
 //! The engine's own functions decide; here its facts are read, with the rights of the person who asks.
 
@@ -16,10 +16,7 @@ use kube::{Api, Client, ResourceExt, api::ListParams, core::DeserializeGuard};
 
 use super::{Target, TargetError};
 use crate::{
-    host_command::{
-        self,
-        plan::{Mode, Output},
-    },
+    answer::{self, Output},
     operator::{
         node::{
             decide::{Observed, OperandPod, standing},
@@ -38,14 +35,6 @@ use crate::{
     terminal::{BAD, GOOD, STRONG, WARN, paint, print},
 };
 
-fn workload(mode: Mode) -> WorkloadMode {
-    match mode {
-        Mode::VmPassthrough => WorkloadMode::VmPassthrough,
-        Mode::Container => WorkloadMode::Container,
-        Mode::VmVgpu => WorkloadMode::VmVgpu,
-    }
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -60,16 +49,16 @@ pub enum Error {
     List { what: &'static str, source: Box<kube::Error> },
     #[error("GPUVirtConfig default cannot be read: check that you may get it")]
     Config(#[source] Box<kube::Error>),
-    #[error("the answer has no such form")]
-    Form(#[from] host_command::Error),
+    #[error(transparent)]
+    Form(#[from] answer::Error),
     #[error("the answer cannot be printed")]
     Print(#[from] std::io::Error),
 }
 
 /// Whether the change could begin now, or there is nothing to change.
-pub async fn run(target: &Target, node: &str, mode: Mode, output: Output) -> Result<bool, Error> {
+pub async fn run(target: &Target, node: &str, mode: WorkloadMode, output: Output) -> Result<bool, Error> {
     let (client, _) = target.connect().await?;
-    let preview = previewed(&client, node, workload(mode)).await?;
+    let preview = previewed(&client, node, mode).await?;
     print(&output.answer(&preview, text)?)?;
     Ok(preview.blocks.is_empty())
 }

@@ -96,13 +96,10 @@ fn unready(policy: &ClusterPolicy) -> Option<String> {
 /// Why its agent counts as not reporting.
 fn silent(gpu_node: &GPUNode) -> Option<String> {
     let agent = gpu_node.status.as_ref().and_then(|status| status.agent.as_ref());
-    let name = gpu_node.name_any();
     match agent {
-        None => {
-            Some(format!("node {name}: its agent has not reported (kubectl get pods -l app=gpuvirt-agent -o wide)"))
-        }
+        None => Some("its agent has not reported (kubectl get pods -l app=gpuvirt-agent -o wide)".to_owned()),
         Some(agent) if Some(agent.observed_generation) < gpu_node.metadata.generation => {
-            Some(format!("node {name}: its agent has not answered its last order"))
+            Some("its agent has not answered its last order".to_owned())
         }
         Some(_) => None,
     }

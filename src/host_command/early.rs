@@ -12,11 +12,14 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use vfio::{Binding, Function, Holder, Inventory, Journal, PciAddress, Refusal, World, driver::VfioDriver, plan};
 
-use crate::terminal::{BAD, FAINT, STRONG, WARN, paint, print};
+use crate::{
+    answer::Output,
+    terminal::{BAD, FAINT, STRONG, WARN, paint, print},
+};
 
 use super::{
     Error, Subject, View,
-    plan::{Output, asked},
+    plan::asked,
     report::{FunctionReport, HostReport, RefusalReport},
 };
 use files::{BootFile, Family};

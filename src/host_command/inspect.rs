@@ -7,13 +7,15 @@ use clap::ValueEnum;
 use serde::Serialize;
 use vfio::{Aer, Binding, Function, Gpu, Inventory, Link, PciAddress, Presence, VgpuParent, World, deviations, plan};
 
-use crate::terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table};
+use crate::{
+    answer::{json, yaml},
+    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table},
+};
 
 use super::{
-    Error, Subject, View, json,
+    Error, Subject, View,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
     vgpus::{VgpusReport, found},
-    yaml,
 };
 
 /// The form of the answer.

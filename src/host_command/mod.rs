@@ -1,6 +1,7 @@
 //! `gpuvirt inspect` and `gpuvirt plan`: one host, for a person, without a cluster. They change nothing.
 
 pub mod early;
+pub mod gather;
 pub mod inspect;
 pub mod plan;
 mod report;
@@ -14,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Serialize;
+use crate::answer;
 use vfio::{Description, Holder, Host, Inventory, Journal, PciAddress, Root};
 
 /// What is looked at.
@@ -38,10 +39,8 @@ pub enum Error {
     Layout(String),
     #[error("the answer cannot be written")]
     Output(#[from] std::io::Error),
-    #[error("the answer has no such form")]
-    Json(#[from] serde_json::Error),
-    #[error("the answer has no such form")]
-    Yaml(#[from] serde_saphyr::SerializeError),
+    #[error(transparent)]
+    Form(#[from] answer::Error),
 }
 
 /// One look at a host.
@@ -93,12 +92,4 @@ fn read(file: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     Ok(text)
-}
-
-fn json(report: &impl Serialize) -> Result<String, Error> {
-    Ok(serde_json::to_string_pretty(report)? + "\n")
-}
-
-fn yaml(report: &impl Serialize) -> Result<String, Error> {
-    Ok(serde_saphyr::to_string(report)?)
 }

@@ -4,35 +4,19 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::ValueEnum;
+use crds::WorkloadMode;
 use serde::Serialize;
 use vfio::{Binding, Disruption, Inventory, PciAddress, Plan, Step, World, plan};
 
-use crate::terminal::{BAD, GOOD, STRONG, WARN, paint, print};
-
-use super::{
-    Error, Subject, View, json,
-    report::{FunctionReport, HolderReport, HostReport, RefusalReport},
-    yaml,
+use crate::{
+    answer::Output,
+    terminal::{BAD, GOOD, STRONG, WARN, paint, print},
 };
 
-/// The form of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    Text,
-    Json,
-    Yaml,
-}
-
-impl Output {
-    /// A report in this form; `text` is the one for a person.
-    pub fn answer<R: Serialize>(self, report: &R, text: impl FnOnce(&R) -> String) -> Result<String, Error> {
-        match self {
-            Self::Text => Ok(text(report)),
-            Self::Json => json(report),
-            Self::Yaml => yaml(report),
-        }
-    }
-}
+use super::{
+    Error, Subject, View,
+    report::{FunctionReport, HolderReport, HostReport, RefusalReport},
+};
 
 /// Modes that a host can be brought to with what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -54,12 +38,16 @@ impl Mode {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub fn workload(self) -> WorkloadMode {
         match self {
-            Self::VmPassthrough => "vm-passthrough",
-            Self::Container => "container",
-            Self::VmVgpu => "vm-vgpu",
+            Self::VmPassthrough => WorkloadMode::VmPassthrough,
+            Self::Container => WorkloadMode::Container,
+            Self::VmVgpu => WorkloadMode::VmVgpu,
         }
+    }
+
+    fn name(self) -> &'static str {
+        self.workload().as_str()
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{View, early, inspect, json, plan, vgpus};
+use super::{View, early, inspect, plan, vgpus};
+use crate::answer::{json, yaml};
 
 fn fixture(name: &str) -> View {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vfio/fixtures").join(name).with_extension("yaml");
@@ -65,7 +66,7 @@ fn plan_prints_as_before() {
 #[test]
 fn yaml_says_the_same_as_json() {
     let report = plan::report(&fixture("rtx-4000"), plan::Mode::VmPassthrough, &[]);
-    let from_yaml: serde_json::Value = serde_saphyr::from_str(&super::yaml(&report).unwrap()).unwrap();
+    let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml(&report).unwrap()).unwrap();
     let from_json: serde_json::Value = serde_json::from_str(&json(&report).unwrap()).unwrap();
     assert_eq!(from_yaml, from_json);
 }

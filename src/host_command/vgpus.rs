@@ -16,10 +16,10 @@ use vfio::{
 
 use super::{
     Error, Subject, View,
-    plan::Output,
     report::{FunctionReport, HolderReport, HostReport, RefusalReport},
 };
 use crate::agent::library;
+use crate::answer::Output;
 use crate::operator::vgpu::{Config, USUAL, default_yaml, resolve};
 use crate::terminal::{BAD, GOOD, STRONG, WARN, paint, print};
 

@@ -9,17 +9,21 @@
 //! GPUVirtConfig ─┼─▶ policy controller ─▶ DaemonSets, ConfigMaps, status
 //! KubeVirt ──────┘          └─ kubevirt ─▶ permittedHostDevices
 //! driver pods ─▶ drivers: which are not the newest ─▶ node controller, transition
+//! agent pods ──▶ agents: which are not the newest ─▶ one after another
 //! GPUNode ───▶ guard: the vGPU host driver's pods, while VMs have vGPUs ─▶ a label on the pod
 //! VMIs ─────▶ vmi: why one with a GPU does not run ─▶ events
 //! ```
 //!
 //! All of it waits while [`peer`] sees that NVIDIA's operator manages the same cluster.
 
+mod agents;
 pub mod definitions;
 mod drivers;
 mod guard;
 mod host;
 pub mod kubevirt;
+mod latest;
+mod named;
 pub mod node;
 mod owner;
 pub mod peer;
@@ -34,7 +38,7 @@ pub mod vgpu;
 pub mod vmi;
 mod world;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use futures::future::join_all;
 use kube::Client;
@@ -42,9 +46,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    agents::Agents,
     drivers::Drivers,
     guard::Guard,
     kubevirt::Wiring,
+    latest::Latest,
     node::{lodgers::Lodgers, pods::NodePods, users::UserNames},
     policy::Installation,
     transition::Transitions,
@@ -55,10 +61,16 @@ use self::{
 use crate::{
     cluster::{apply::Applier, events::Events, lease},
     shutdown::Shutdown,
-    telemetry::Telemetry,
+    telemetry::{Described, Doors, ServeError, Telemetry, Unit},
 };
 
 pub const LEASE: &str = "gpuvirt-operator";
+const LEADING: Described =
+    Described::gauge("gpuvirt_operator_leading", &[], Unit::Flag, "Whether this replica holds the lease");
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const METRICS: &[&[Described]] = &[&[LEADING], transition::METRICS];
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -67,7 +79,7 @@ pub struct Config {
     pub identity: String,
     /// The chart's release, if the chart has installed it.
     pub release: Option<String>,
-    pub listen: SocketAddr,
+    pub doors: Doors,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,19 +88,19 @@ pub enum Error {
     Client(#[source] kube::Error),
     #[error(transparent)]
     Lease(#[from] lease::Error),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     #[error("NVIDIA's GPU Operator has come: {0}; nothing is managed by two, so this one starts anew and waits")]
     Peer(String),
-    #[error("probes cannot be served on {listen}")]
-    Probes { listen: SocketAddr, source: std::io::Error },
 }
 
 /// Runs until shutdown, or until the lease is lost: then the process must exit, since another one writes.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
-    let client = Client::try_default().await.map_err(Error::Client)?;
+    let client = client().await.map_err(Error::Client)?;
     let telemetry = Telemetry::default();
     let leading = telemetry.register(|registry| {
         let leading: Gauge = Gauge::default();
-        registry.register("gpuvirt_operator_leading", "1 while this replica holds the lease", leading.clone());
+        LEADING.register(registry, &leading);
         leading
     });
     // A replica that waits for the lease is healthy.
@@ -109,8 +121,16 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     };
     tokio::select! {
         done = work => done,
-        source = telemetry.clone().serve(config.listen) => Err(Error::Probes { listen: config.listen, source }),
+        error = telemetry.clone().serve(config.doors.clone(), client.clone()) => Err(error.into()),
     }
+}
+
+/// Without retries of its own: whoever asks here asks again by itself, and a disruption budget that does not let a pod go
+/// (429) is an answer, which must not hold its node's work for minutes.
+async fn client() -> Result<Client, kube::Error> {
+    let mut config = kube::Config::infer().await.map_err(kube::Error::InferConfig)?;
+    config.default_retry = false;
+    Client::try_from(config)
 }
 
 /// Everything that writes, while the lease is held and nobody else manages the cluster.
@@ -138,6 +158,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         gpu_nodes: Arc::new(Notify::new()),
         guard: Arc::new(Notify::new()),
         drivers: Arc::new(Notify::new()),
+        agents: Arc::new(Notify::new()),
     };
     let (world, mut follow) = World::new(client, &config.installation.namespace, &wake);
     let (wiring, follow_kubevirt) = Wiring::new(client, events.clone(), &wake.policy);
@@ -167,6 +188,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
     let (policy_tx, policy_rx) = watch::channel(None);
     let namespace = config.installation.namespace.as_str();
     let drivers = Arc::new(Drivers::new(client, namespace, &world, &wake));
+    let agents = Arc::new(Agents::new(client, namespace, &world, &wake));
     let node_context = Arc::new(node::Context {
         client: client.clone(),
         world: world.clone(),
@@ -186,6 +208,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
             of_transitions,
         ),
         events: events.clone(),
+        latest: Latest::default(),
         epoch,
         policy: policy_rx,
     });
@@ -196,6 +219,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         events,
         pods: policy::Context::pods(client, &config.installation.namespace),
         drivers: drivers.clone(),
+        agents: agents.clone(),
         due: wake.policy.clone(),
         metrics,
         peer,
@@ -211,6 +235,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
     });
     wake.policy.notify_one();
     wake.drivers.notify_one();
+    wake.agents.notify_one();
     tokio::join!(
         follow,
         policy::run(policy_context, || wake.node(NodeWork::All)),
@@ -218,5 +243,6 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         explainer.run(),
         guard.run(),
         drivers.run(),
+        agents.run(),
     );
 }

@@ -28,6 +28,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc};
 
+use super::named;
+
 /// Which node's work is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeWork {
@@ -46,6 +48,8 @@ pub struct Wake {
     pub guard: Arc<Notify>,
     /// Whoever looks which drivers are out of date.
     pub drivers: Arc<Notify>,
+    /// Whoever renews agents.
+    pub agents: Arc<Notify>,
 }
 
 impl Wake {
@@ -69,7 +73,7 @@ pub struct World {
     pub configs: Store<Guarded<GPUVirtConfig>>,
     /// Operands of ours, in the operator's namespace.
     pub daemon_sets: Store<DaemonSet>,
-    /// All of the operator's namespace, ours and those that a policy names; their values are not kept.
+    /// All of the operator's namespace, ours and those that a policy names; of their values only names of MIG layouts are kept.
     pub config_maps: Store<ConfigMap>,
     pub services: Store<Service>,
     /// All, since one of somebody else may have the name that we would use.
@@ -104,6 +108,7 @@ impl World {
             let wake = wake.clone();
             follow(Api::<Guarded<GPUTransition>>::all(client.clone()), everything.clone(), move |transition| {
                 wake.drivers.notify_one();
+                wake.agents.notify_one();
                 wake.policy.notify_one();
                 if let Some(transition) = transition {
                     wake.node(NodeWork::One(transition.name_any()));
@@ -123,16 +128,17 @@ impl World {
             follow(Api::<Guarded<GPUVirtConfig>>::all(client.clone()), everything, move |_| touched())
         };
         let (daemon_sets, follow_daemon_sets) = {
-            let (touched, drivers) = (policy_wake(wake), wake.drivers.clone());
+            let (touched, drivers, agents) = (policy_wake(wake), wake.drivers.clone(), wake.agents.clone());
             follow(Api::<DaemonSet>::namespaced(client.clone(), namespace), ours.clone(), move |_| {
                 touched();
                 drivers.notify_one();
+                agents.notify_one();
             })
         };
         let (config_maps, follow_config_maps) = {
             let touched = policy_wake(wake);
             let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
-            follow_projected((), api, watcher::Config::default(), keys_only, move |_| touched())
+            follow_projected((), api, watcher::Config::default(), named::project, move |_| touched())
         };
         let (services, follow_services) = {
             let touched = policy_wake(wake);
@@ -212,11 +218,6 @@ where
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
     follow_as(K::DynamicType::default(), api, config, touched)
-}
-
-fn keys_only(map: &mut ConfigMap) {
-    map.data.iter_mut().flat_map(|data| data.values_mut()).for_each(String::clear);
-    map.binary_data.iter_mut().flat_map(|data| data.values_mut()).for_each(|value| value.0.clear());
 }
 
 /// [`follow`], of a kind that is known at run time.

@@ -25,7 +25,7 @@ use crate::{
     cluster::{gone, lease},
     operator::{
         LEASE, peer,
-        policy::{Installation, Intended, Seen, intended},
+        policy::{AgentMetrics, Installation, Intended, Seen, intended},
     },
 };
 
@@ -166,6 +166,8 @@ fn installation(namespace: &str, ours: Option<&Deployment>) -> Installation {
             .and_then(|container| container.image_pull_policy.clone())
             .unwrap_or_else(|| "IfNotPresent".to_owned()),
         log_level: "info".to_owned(),
+        // The agent is no operand of theirs: nothing that is compared here has it.
+        metrics: AgentMetrics::Off,
         images: BTreeMap::new(),
     }
 }

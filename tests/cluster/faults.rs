@@ -135,11 +135,7 @@ fn an_operator_that_is_killed_in_any_phase_is_followed_by_one_that_goes_on_from_
         let all = phases(&done);
         assert!(all.windows(2).all(|two| two[0] != two[1]), "no phase twice: {all:?}");
         let count = |phase| all.iter().filter(|one| **one == phase).count();
-        // Before the agent is asked, a pod that has not gone yet may take the change back to its beginning.
-        for phase in [Phase::Cordon, Phase::Evict, Phase::Quiesce] {
-            assert!(count(phase) > 0, "{phase:?} of {all:?}");
-        }
-        for phase in [Phase::Switch, Phase::Verify, Phase::Advertise] {
+        for phase in [Phase::Cordon, Phase::Evict, Phase::Quiesce, Phase::Switch, Phase::Verify, Phase::Advertise] {
             assert_eq!(count(phase), 1, "{phase:?} of {all:?}");
         }
         wait::until(&t.all(), "n1", "the node is open", |node: &Node| {

@@ -1,8 +1,14 @@
 //! Node labels: what users and admins put there, and what the operator makes of it.
 
 use crds::{labels, v1::PolicyState, v1alpha1::GPUNode};
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
-use kube::{Api, ResourceExt, api::DeleteParams};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Node},
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, PostParams},
+};
 use serde_json::json;
 
 use crate::{
@@ -47,6 +53,69 @@ fn an_unknown_mode_falls_back_to_the_default_and_says_so_on_the_node() {
         }
         label(t, "n1", &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await;
         agent.until(t, "the complaint ends", |n| label_condition(n).is_some_and(|c| c.status == "True")).await;
+    });
+}
+
+#[test]
+fn a_mig_or_device_plugin_configuration_that_there_is_not_is_named_on_the_node_with_those_that_there_are() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let picks = [
+            (labels::MIG_CAPABLE, "true"),
+            (labels::MIG_CONFIG, "all-1g.6gbb"),
+            (labels::DEVICE_PLUGIN_CONFIG, "halved"),
+        ];
+        let node = nodes::create(t, "n1", &picks).await;
+        let maps: Api<ConfigMap> = t.ours();
+        let map = |name: &str, data: serde_json::Value| {
+            serde_json::from_value(json!({"metadata": {"name": name}, "data": data})).expect("a ConfigMap")
+        };
+        let sharing = map("sharing", json!({"shared": "version: v1", "whole": "version: v1"}));
+        maps.create(&PostParams::default(), &sharing).await.expect("a ConfigMap");
+        let _operator = t.operator("op-1").await;
+        let agent = Agent::start(t, "n1", vec![t4("0000:18:00.0")]).await;
+        let mut policy = policies::valid(POLICY);
+        policy["spec"]["migManager"] =
+            json!({"enabled": true, "repository": "localhost", "image": "mig-manager", "version": "test"});
+        policy["spec"]["devicePlugin"] = json!({
+            "enabled": true, "repository": "localhost", "image": "plugin", "version": "test",
+            "config": {"name": "sharing"},
+        });
+        policies::create(t, policy).await;
+        let says = |node: &GPUNode, type_: &str, parts: &[&str]| {
+            let conditions = agents::operator(node).map(|o| o.conditions.clone()).unwrap_or_default();
+            let of =
+                |c: &Condition| c.type_ == type_ && c.status == "False" && parts.iter().all(|p| c.message.contains(p));
+            conditions.iter().any(of)
+        };
+        agent
+            .until(t, "both are complained about", |node| {
+                says(node, "MIGConfigValid", &["n1", "all-1g.6gbb", "default-mig-parted-config", "all-1g.6gb,"])
+                    && says(node, "DevicePluginConfigValid", &["n1", "halved", "sharing", "shared, whole"])
+            })
+            .await;
+        nodes::until_event(t, node.metadata.uid.clone(), "UnknownMIGConfig").await;
+        nodes::until_event(t, node.metadata.uid, "UnknownDevicePluginConfig").await;
+
+        label(t, "n1", &[(labels::DEVICE_PLUGIN_CONFIG, Some("whole"))]).await;
+        let holds = |node: &GPUNode, type_: &str| {
+            agents::operator(node).is_some_and(|o| o.conditions.iter().any(|c| c.type_ == type_ && c.status == "True"))
+        };
+        agent.until(t, "that one is there", |node| holds(node, "DevicePluginConfigValid")).await;
+        let own = map(
+            "own",
+            json!({"config.yaml": "version: v1\nmig-configs: {halves: [{devices: all, mig-enabled: false}]}"}),
+        );
+        maps.create(&PostParams::default(), &own).await.expect("a ConfigMap");
+        policies::patch(t, POLICY, &json!({"spec": {"migManager": {"config": {"name": "own"}}}})).await;
+        agent
+            .until(t, "the user's layouts count", |node| says(node, "MIGConfigValid", &["own", "(it has halves)"]))
+            .await;
+        label(t, "n1", &[(labels::MIG_CONFIG, Some("halves"))]).await;
+        agent.until(t, "that one is there too", |node| holds(node, "MIGConfigValid")).await;
+        for name in ["sharing", "own"] {
+            maps.delete(name, &DeleteParams::default()).await.expect("deletable");
+        }
     });
 }
 

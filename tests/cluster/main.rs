@@ -8,7 +8,9 @@ mod support;
 
 mod access;
 mod chart;
+mod cli;
 mod drivers;
+mod events;
 mod explain;
 mod faults;
 mod guard;

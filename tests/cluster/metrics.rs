@@ -1,4 +1,8 @@
-//! What the operator tells Prometheus, asked for as Prometheus does.
+//! What operator and agents tell Prometheus, asked for as Prometheus does.
+
+mod chart;
+mod queries;
+mod tls;
 
 use std::{
     io::{Read, Write},
@@ -28,9 +32,9 @@ fn address() -> SocketAddr {
     listener.local_addr().expect("an address")
 }
 
-fn scrape(from: SocketAddr) -> Option<String> {
+fn scrape(from: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(from).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     Some(text)
@@ -45,7 +49,7 @@ fn value(text: &str, sample: &str) -> Option<f64> {
 async fn until_says(from: SocketAddr, samples: &[(&str, f64)]) -> String {
     let promise = format!("the metrics say {samples:?}");
     let same = |text: &String| samples.iter().all(|(name, wanted)| value(text, name) == Some(*wanted));
-    wait::eventually(&promise, async || scrape(from).filter(same)).await
+    wait::eventually(&promise, async || scrape(from, "/metrics").filter(same)).await
 }
 
 #[test]

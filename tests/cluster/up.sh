@@ -1,6 +1,7 @@
 #!/bin/bash
 # up.sh STATE: etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes.
 # BIN is the folder that build.sh filled. Afterwards STATE/admin.kubeconfig is good for kubectl, helm and tests.
+# ONLY=api leaves controllers and scheduler out. With AUDIT set to a user, that user's requests are in STATE/log/audit.log.
 # With OWNER set to a process, all is taken down and STATE deleted once that process has ended, however it ended.
 . "$(dirname "$0")/common.sh"
 ln -sfn "$(cd "${BIN:?the folder that build.sh filled}" && pwd)" "$STATE/bin"
@@ -36,6 +37,14 @@ ETCD=http://127.0.0.1:$(free_port) PEER=http://127.0.0.1:$(free_port)
 start etcd etcd --data-dir "$STATE/etcd" --unsafe-no-fsync \
 	--listen-client-urls "$ETCD" --advertise-client-urls "$ETCD" \
 	--listen-peer-urls "$PEER" --initial-advertise-peer-urls "$PEER" --initial-cluster "default=$PEER"
+audit=()
+if [ -n "${AUDIT-}" ]; then
+	cat >"$STATE/audit.yaml" <<-E
+		{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+		 "rules": [{"level": "Metadata", "users": ["$AUDIT"]}, {"level": "None"}]}
+	E
+	audit=(--audit-policy-file="$STATE/audit.yaml" --audit-log-path="$STATE/log/audit.log")
+fi
 # Webhooks and aggregated APIs by their endpoints: a control plane without a node has no kube-proxy for cluster IPs.
 start kube-apiserver "$STATE/bin/kube" kube-apiserver --etcd-servers="$ETCD" \
 	--bind-address="$NODE_IP" --advertise-address="$NODE_IP" --secure-port="$API_PORT" --service-cluster-ip-range=$SERVICE_CIDR \
@@ -45,8 +54,9 @@ start kube-apiserver "$STATE/bin/kube" kube-apiserver --etcd-servers="$ETCD" \
 	--kubelet-client-certificate=kubelet-client.crt --kubelet-client-key=kubelet-client.key --kubelet-preferred-address-types=InternalIP \
 	--requestheader-client-ca-file=ca.crt --requestheader-allowed-names=aggregator --requestheader-username-headers=X-Remote-User \
 	--requestheader-group-headers=X-Remote-Group --requestheader-extra-headers-prefix=X-Remote-Extra- \
-	--proxy-client-cert-file=aggregator.crt --proxy-client-key-file=aggregator.key
+	--proxy-client-cert-file=aggregator.crt --proxy-client-key-file=aggregator.key "${audit[@]}"
 until_ok 60 kubectl get --raw /readyz
+[ "${ONLY-}" != api ] || { echo "API server up: KUBECONFIG=$STATE/admin.kubeconfig"; exit; }
 # Nodes that a test plays have no kubelet that says every few seconds that it lives.
 start kube-controller-manager "$STATE/bin/kube" kube-controller-manager --kubeconfig="$STATE/admin.kubeconfig" --leader-elect=false --secure-port=0 \
 	--node-monitor-grace-period=1h \

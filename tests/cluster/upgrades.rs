@@ -1,8 +1,10 @@
 //! New drivers, node by node: on a real API server and its DaemonSet controller, with kubelets and agents that are played.
 
+use std::collections::BTreeMap;
+
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUTransition, NVIDIADriver, TransitionPhase as Phase, VgpuInstance, VgpuStatus},
+    v1alpha1::{GPUTransition, GPUVirtConfig, NVIDIADriver, TransitionPhase as Phase, VgpuInstance, VgpuStatus},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod},
@@ -18,7 +20,7 @@ use crate::support::{
     agents::{Agent, qemu, t4},
     kubelets::Kubelets,
     nodes, policies,
-    tape::{Tape, Written},
+    tape::{Tape, Written, version},
     turn::{ML, Turn, turn},
     wait,
 };
@@ -89,26 +91,34 @@ fn closed(node: &Node) -> bool {
 
 /// A user's pod on the node, of no controller.
 async fn user_pod(t: &Turn, node: &str, name: &str, resources: &Value) -> Pod {
-    let namespaces: Api<Namespace> = t.all();
-    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
-    let _ = namespaces.create(&PostParams::default(), &namespace).await;
-    let pod = json!({
+    place(t, pod(node, name, resources)).await
+}
+
+fn pod(node: &str, name: &str, resources: &Value) -> Value {
+    json!({
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "nodeName": node, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": "c", "image": "localhost/train:1", "resources": {"limits": resources}}],
         },
-    });
+    })
+}
+
+async fn place(t: &Turn, pod: Value) -> Pod {
+    let namespaces: Api<Namespace> = t.all();
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": ML}})).expect("a Namespace");
+    let _ = namespaces.create(&PostParams::default(), &namespace).await;
     let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
-    let pod = serde_json::from_value(pod).expect("a Pod");
+    let pod: Pod = serde_json::from_value(pod).expect("a Pod");
+    let name = pod.name_any();
     let pod =
         wait::eventually("the namespace takes pods", async || pods.create(&PostParams::default(), &pod).await.ok())
             .await;
     // A budget counts only pods that run.
     let ready = json!({"type": "Ready", "status": "True"});
     let runs = Patch::Merge(json!({"status": {"phase": "Running", "conditions": [ready]}}));
-    pods.patch_status(name, &PatchParams::default(), &runs).await.expect("patchable");
+    pods.patch_status(&name, &PatchParams::default(), &runs).await.expect("patchable");
     pod
 }
 
@@ -252,6 +262,137 @@ fn a_node_that_is_skipped_and_a_policy_that_does_not_upgrade_leave_drivers_as_th
     });
 }
 
+/// The pod of this name is the last one of its disruption budget.
+async fn guarded(t: &Turn, name: &str) -> Api<PodDisruptionBudget> {
+    let guards: Api<PodDisruptionBudget> = Api::namespaced(t.client.clone(), ML);
+    let spec = json!({"minAvailable": 1, "selector": {"matchLabels": {"app": name}}});
+    let guard = json!({"metadata": {"name": name}, "spec": spec});
+    guards.create(&PostParams::default(), &serde_json::from_value(guard).expect("a PDB")).await.expect("a PDB");
+    wait::until(&guards, name, "it is observed", |g: &PodDisruptionBudget| {
+        g.status.as_ref().is_some_and(|s| s.current_healthy == 1)
+    })
+    .await;
+    guards
+}
+
+#[test]
+fn a_node_is_drained_of_whom_the_selector_means_once_a_user_does_not_leave_in_time() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        let drain =
+            |empty: bool| json!({"enable": true, "force": true, "deleteEmptyDir": empty, "podSelector": "app!=kept"});
+        let upgrade =
+            |empty: bool| json!({"autoUpgrade": true, "podDeletion": {"timeoutSeconds": 1}, "drain": drain(empty)});
+        policy(t, &upgrade(false)).await;
+        let _agent = node(t, "n1").await;
+        let mut train = pod("n1", "train", &json!({"nvidia.com/gpu": "1"}));
+        train["spec"]["volumes"] = json!([{"name": "scratch", "emptyDir": {}}]);
+        let train = place(t, train).await;
+        let web = user_pod(t, "n1", "web", &json!({})).await;
+        let kept = user_pod(t, "n1", "kept", &json!({})).await;
+        let mut spared = pod("n1", "spared", &json!({}));
+        spared["metadata"]["labels"][labels::UPGRADE_DRAIN_SKIP] = json!("true");
+        let spared = place(t, spared).await;
+        let guards = guarded(t, "train").await;
+        to_version(t, "newer").await;
+        let blocked = until_phase(t, "n1", Phase::Blocked, "GPUInUse").await;
+        let message = blocked.status.map(|status| status.message).unwrap_or_default();
+        assert!(message.contains("emptyDir") && message.contains("deleteEmptyDir"), "{message}");
+        policies::patch(t, POLICY, &json!({"spec": {"driver": {"upgradePolicy": upgrade(true)}}})).await;
+        let node = until_state(t, "n1", Some("drain-required")).await;
+        assert!(closed(&node));
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        wait::until_gone(&pods, &web, "a pod without a GPU is drained").await;
+        assert!(pods.get("train").await.expect("its budget holds").metadata.deletion_timestamp.is_none());
+        until_pod(t, "n1", "test").await;
+        guards.delete("train", &DeleteParams::default()).await.expect("deletable");
+        wait::until_gone(&pods, &train, "it leaves").await;
+        until_pod(t, "n1", "newer").await;
+        assert!(!closed(&until_state(t, "n1", Some("upgrade-done")).await));
+        for stays in [kept, spared] {
+            let now = pods.get(&stays.name_any()).await.expect("it stays");
+            assert_eq!((now.uid(), now.metadata.deletion_timestamp), (stays.uid(), None));
+            pods.delete(&stays.name_any(), &DeleteParams::default().grace_period(0)).await.expect("deletable");
+        }
+    });
+}
+
+#[test]
+fn a_pod_with_the_same_driver_is_renewed_under_whoever_uses_it() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true})).await;
+        let _agent = node(t, "n1").await;
+        let first = until_pod(t, "n1", "test").await;
+        let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+        let of_node = Tape::<Node>::of(t.all(), "n1").await;
+        // Of the pod, not of the driver.
+        let tolerations = json!([{"key": "example.com/gpus", "operator": "Exists"}]);
+        policies::patch(t, POLICY, &json!({"spec": {"daemonsets": {"tolerations": tolerations}}})).await;
+        let done = until_phase(t, "n1", Phase::Done, "Serving").await;
+        assert!(done.spec.driver.as_ref().is_some_and(|driver| driver.same_driver), "{:?}", done.spec);
+        assert_ne!(until_pod(t, "n1", "test").await.uid(), first.uid());
+        until_state(t, "n1", Some("upgrade-done")).await;
+        let state = |node: &Node| node.labels().get(labels::UPGRADE_STATE).cloned().unwrap_or_default();
+        let is =
+            |written: &Written<Node>| matches!(written, Written::Is(node) if state(node) == "pod-restart-required");
+        assert!(of_node.ever(0, is), "it says what is done");
+        let disturbs = |node: &Node| closed(node) || node.labels().values().any(|value| value == PAUSED);
+        assert!(!of_node.ever(0, |written| matches!(written, Written::Is(node) if disturbs(node))));
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        let now = pods.get("train").await.expect("it runs on");
+        assert_eq!((now.uid(), now.metadata.deletion_timestamp), (train.uid(), None));
+        pods.delete("train", &DeleteParams::default().grace_period(0)).await.expect("deletable");
+    });
+}
+
+#[test]
+fn a_node_that_asks_by_annotation_is_freed_of_users_and_answered_with_its_driver_as_it_is() {
+    turn(async |t| {
+        let _kubelets = Kubelets::start(t);
+        let _operator = t.operator("op-1").await;
+        policy(t, &json!({"autoUpgrade": true, "podDeletion": {"force": true}})).await;
+        let _agent = node(t, "n1").await;
+        let driver = until_pod(t, "n1", "test").await;
+        let all: Api<Node> = t.all();
+        let pods: Api<Pod> = Api::namespaced(t.client.clone(), ML);
+        wait::until(&all, "n1", "whoever brings the driver up knows", |node: &Node| {
+            node.annotations().get(labels::UPGRADE_ENABLED).is_some_and(|value| value == "true")
+        })
+        .await;
+        // One that a driver's pod writes and waits for, and one that a person writes.
+        let mut last = None;
+        for key in [labels::UPGRADE_SAFE_LOAD, labels::UPGRADE_REQUESTED] {
+            let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
+            let of_node = Tape::<Node>::of(t.all(), "n1").await;
+            let asks = Patch::Merge(json!({"metadata": {"annotations": {key: "true"}}}));
+            let asked = all.patch("n1", &PatchParams::default(), &asks).await.expect("annotated");
+            wait::until_gone(&pods, &train, "the user leaves").await;
+            let answered =
+                |written: &Written<Node>| matches!(written, Written::Is(node) if !node.annotations().contains_key(key));
+            let at = of_node.first(version(&asked), "it is answered", answered).await;
+            let on_closed = |written: &Written<Node>| matches!(written, Written::Is(node) if closed(node) && version(node) <= at && node.labels().get(labels::UPGRADE_STATE).is_some_and(|s| s == "pod-restart-required"));
+            assert!(of_node.ever(version(&asked), on_closed), "only once the node is closed and idle");
+            let done = |object: &GPUTransition| {
+                object.uid() != last && object.status.as_ref().is_some_and(|s| s.phase == Phase::Done)
+            };
+            let object = wait::until(&t.all(), "n1", "done", done).await;
+            last = object.uid();
+            let node = until_state(t, "n1", Some("upgrade-done")).await;
+            assert!(!closed(&node) && node.labels().values().all(|value| value != PAUSED));
+            assert_eq!(until_pod(t, "n1", "test").await.uid(), driver.uid());
+        }
+        policies::patch(t, POLICY, &json!({"spec": {"driver": {"upgradePolicy": {"autoUpgrade": false}}}})).await;
+        wait::until(&all, "n1", "upgrades are nobody's to make", |node: &Node| {
+            !node.annotations().contains_key(labels::UPGRADE_ENABLED)
+                && !node.labels().contains_key(labels::UPGRADE_STATE)
+        })
+        .await;
+    });
+}
+
 #[test]
 fn a_named_job_is_awaited_and_a_pod_with_a_gpu_leaves_by_its_disruption_budget() {
     turn(async |t| {
@@ -262,13 +403,7 @@ fn a_named_job_is_awaited_and_a_pod_with_a_gpu_leaves_by_its_disruption_budget()
         let _agent = node(t, "n1").await;
         let job = user_pod(t, "n1", "job", &json!({})).await;
         let train = user_pod(t, "n1", "train", &json!({"nvidia.com/gpu": "1"})).await;
-        let guards: Api<PodDisruptionBudget> = Api::namespaced(t.client.clone(), ML);
-        let guard = json!({"metadata": {"name": "train"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "train"}}}});
-        guards.create(&PostParams::default(), &serde_json::from_value(guard).expect("a PDB")).await.expect("a PDB");
-        wait::until(&guards, "train", "it is observed", |g: &PodDisruptionBudget| {
-            g.status.as_ref().is_some_and(|s| s.current_healthy == 1)
-        })
-        .await;
+        let guards = guarded(t, "train").await;
         to_version(t, "newer").await;
         let node = until_state(t, "n1", Some("wait-for-jobs-required")).await;
         assert!(closed(&node));
@@ -414,5 +549,84 @@ fn a_vgpu_host_driver_is_renewed_once_no_vm_has_a_vgpu_of_its_node() {
         agent.change(|host| host.gpus[0].vgpu.as_mut().expect("vGPUs").instances[0].holders.clear());
         until_pod(t, "n1", "newer").await;
         until_phase(t, "n1", Phase::Done, "").await;
+    });
+}
+
+/// Agents' pods by node: the UID, and whether it is ready.
+async fn agent_pods(t: &Turn) -> BTreeMap<String, (Option<String>, bool)> {
+    let pods: Api<Pod> = t.ours();
+    let found = pods.list(&ListParams::default().labels("app=gpuvirt-agent")).await.expect("listable").items;
+    let here = found.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let of = |pod: Pod| {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
+        Some((pod.spec.as_ref()?.node_name.clone()?, (pod.uid(), ready)))
+    };
+    here.filter_map(of).collect()
+}
+
+/// Another setting, and so another revision of the agents' DaemonSet.
+async fn change_agents(t: &Turn, seconds: u32) {
+    let configs: Api<GPUVirtConfig> = t.all();
+    let patch = Patch::Merge(json!({"spec": {"resyncSeconds": seconds}}));
+    wait::eventually("the config is there", async || {
+        configs.patch("default", &PatchParams::default(), &patch).await.ok()
+    })
+    .await;
+}
+
+#[test]
+fn new_agents_come_one_first_halt_when_it_does_not_come_up_and_spare_a_node_that_changes() {
+    turn(async |t| {
+        let kubelets = Kubelets::start(t);
+        let first = t.operator("op-1").await;
+        policies::create(t, policies::valid(POLICY)).await;
+        let mut agents = Vec::new();
+        for name in ["n1", "n2", "n3"] {
+            nodes::create(t, name, &[]).await;
+            agents.push(Agent::start(t, name, vec![t4("0000:18:00.0")]).await);
+        }
+        let before = wait::eventually("all agents run", async || {
+            let pods = agent_pods(t).await;
+            ["n1", "n2", "n3"].iter().all(|node| pods.get(*node).is_some_and(|(_, ready)| *ready)).then_some(pods)
+        })
+        .await;
+        policies::until_condition(t, POLICY, "AgentsCurrent", "AllCurrent", "").await;
+
+        kubelets.break_starts(&["n1", "n2", "n3"]);
+        change_agents(t, 77).await;
+        let halted = policies::until_condition(t, POLICY, "AgentsCurrent", "RolloutHalted", "CrashLoopBackOff").await;
+        let pods = agent_pods(t).await;
+        let renewed = |pods: &BTreeMap<String, (Option<String>, bool)>| -> Vec<String> {
+            pods.iter()
+                .filter(|(node, (uid, _))| before.get(*node).is_some_and(|b| b.0 != *uid))
+                .map(|(n, _)| n.clone())
+                .collect()
+        };
+        let [broken] = &renewed(&pods)[..] else { panic!("one goes first: {pods:?}") };
+        let said = serde_json::to_string(&halted.status).expect("JSON");
+        assert!(said.contains(&format!("on node {broken}")), "{said}");
+
+        // The next operator finds it as it is, while another node is in the middle of a change.
+        first.kill().await;
+        let busy = *["n1", "n2", "n3"].iter().find(|node| **node != broken).expect("another");
+        let agent = agents.iter().find(|agent| agent.node == busy).expect("its agent");
+        agent.change(|host| host.obeys = false);
+        nodes::label(t, busy, &[(labels::WORKLOAD_CONFIG, Some("vm-passthrough"))]).await;
+        let _second = t.operator("op-2").await;
+        t.leads("op-2").await;
+        wait::until(&t.all(), busy, "its agent is asked", |object: &GPUTransition| {
+            object.status.as_ref().is_some_and(|status| status.phase == Phase::Switch)
+        })
+        .await;
+        assert_eq!(renewed(&agent_pods(t).await), [broken.clone()], "halted still");
+        kubelets.let_start();
+        policies::until_condition(t, POLICY, "AgentsCurrent", "RollingOut", busy).await;
+        wait::eventually("the others follow", async || (renewed(&agent_pods(t).await).len() == 2).then_some(())).await;
+        assert!(!renewed(&agent_pods(t).await).contains(&busy.to_owned()), "not in the middle of a change");
+        agent.change(|host| host.obeys = true);
+        policies::until_condition(t, POLICY, "AgentsCurrent", "AllCurrent", "").await;
+        assert_eq!(renewed(&agent_pods(t).await).len(), 3);
+        agent.until_reason(t, true, "Serving").await;
     });
 }

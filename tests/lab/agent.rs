@@ -31,7 +31,7 @@ fn an_agent_that_is_killed_changes_nothing_for_a_vm_and_takes_up_where_it_was() 
 }
 
 #[test]
-fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_is_finished_when_it_comes_back() {
+fn a_flip_whose_unbind_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_is_finished_in_the_end() {
     lab(WorkloadMode::Container, async |lab, _| {
         let minor = lab.guest(&format!(r"sed -n 's/^Device Minor:\s*//p' /proc/driver/nvidia/gpus/{GPU}/information"));
         // Opened, and no process is seen to have it: as a program that opens it after the agent's last look.
@@ -57,8 +57,6 @@ fn an_unbind_that_hangs_holds_up_neither_the_other_gpus_nor_the_next_agent_and_i
         lab.end(&user);
         lab.until_serving(WorkloadMode::VmPassthrough).await;
         assert_eq!(lab.drivers()[GPU], "vfio-pci");
-        lab.switch(WorkloadMode::Container).await;
-        assert_eq!(lab.drivers()[GPU], "nvidia", "the journal knew where it came from");
     });
 }
 

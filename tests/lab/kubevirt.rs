@@ -83,7 +83,7 @@ pub async fn deployed(lab: &Lab) -> BTreeSet<String> {
 }
 
 #[test]
-fn vms_get_as_many_host_devices_as_gpus_by_the_label_alone_and_never_an_audio_function() {
+fn a_change_of_label_gives_vms_as_many_host_devices_as_gpus_and_never_an_audio_function() {
     lab(WorkloadMode::Container, async |lab, _| {
         with_kubevirt(lab).await;
         // KubeVirt keeps the hyphen in the variable's name.
@@ -177,7 +177,7 @@ fn a_gpu_that_is_not_healthy_is_given_to_no_vm() {
 #[test]
 fn a_vm_with_a_vgpu_gets_its_uuid_as_a_mediated_device_and_kubevirt_makes_none_itself() {
     const Q4: &str = "nvidia.com/GRID_T4-4Q";
-    lab(WorkloadMode::VmPassthrough, async |lab, _| {
+    lab(WorkloadMode::Container, async |lab, _| {
         with_kubevirt(lab).await;
         lab.label_vgpus("T4-4Q").await;
         lab.until_serving(WorkloadMode::VmVgpu).await;

@@ -40,7 +40,7 @@ fn a_pod_that_asks_for_two_gpus_gets_both_addresses() {
 }
 
 #[test]
-fn a_gpu_that_a_pod_has_not_opened_yet_is_in_use_all_the_same() {
+fn a_pod_that_has_not_opened_its_gpu_uses_it_all_the_same() {
     lab(WorkloadMode::VmPassthrough, async |lab, _| {
         lab.until_allocatable(T4, "2").await;
         lab.pod("vm", T4, 1).await;

@@ -75,15 +75,17 @@ pub fn qemu(pid: i32) -> Holder {
     }
 }
 
+impl Host {
+    /// With these GPUs, and nothing in the way.
+    pub fn of(gpus: Vec<GPUStatus>) -> Self {
+        Self { gpus, obeys: true, registers: true, driver: None, conditions: Vec::new(), maker: None }
+    }
+}
+
 impl Agent {
     /// Sees these GPUs: makes its `GPUNode`, and follows it from then on.
     pub async fn start(turn: &Turn, node: &str, gpus: Vec<GPUStatus>) -> Self {
-        Self::start_with(
-            turn,
-            node,
-            Host { gpus, obeys: true, registers: true, driver: None, conditions: Vec::new(), maker: None },
-        )
-        .await
+        Self::start_with(turn, node, Host::of(gpus)).await
     }
 
     pub async fn start_with(turn: &Turn, node: &str, host: Host) -> Self {
@@ -148,7 +150,8 @@ async fn follow(client: Client, node: String, host: Arc<Mutex<Host>>, changed: A
     }
 }
 
-fn act(host: &mut Host, object: &GPUNode) {
+/// Does what the object asks.
+pub fn act(host: &mut Host, object: &GPUNode) {
     let obeys = host.obeys;
     for gpu in &mut host.gpus {
         gpu.refusal = None;
@@ -167,7 +170,8 @@ fn act(host: &mut Host, object: &GPUNode) {
     }
 }
 
-fn report(host: &Host, object: &GPUNode) -> AgentStatus {
+/// What it says then.
+pub fn report(host: &Host, object: &GPUNode) -> AgentStatus {
     let offered = object.spec.advertise == Advertise::Offered && object.spec.mode == Some(WorkloadMode::VmPassthrough);
     let bound = host.gpus.iter().filter(|gpu| gpu.mode == Some(WorkloadMode::VmPassthrough));
     let devices: Vec<String> = bound.filter(|_| offered).map(|gpu| gpu.address.clone()).collect();
@@ -197,7 +201,7 @@ fn report(host: &Host, object: &GPUNode) -> AgentStatus {
 }
 
 /// An apply of its own part, as the agent does it. A conflict means that the object has gone.
-async fn say(api: &Api<GPUNode>, object: &GPUNode, status: &AgentStatus) {
+pub async fn say(api: &Api<GPUNode>, object: &GPUNode, status: &AgentStatus) {
     let patch = json!({
         "apiVersion": GPUNode::api_version(&()),
         "kind": GPUNode::kind(&()),

@@ -42,6 +42,10 @@ impl Program {
         Self { name: name.to_owned(), log, child: Some(child) }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the process should not have been waited for").id()
+    }
+
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

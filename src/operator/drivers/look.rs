@@ -164,10 +164,10 @@ pub fn is_of(pod: &Pod, set: &str, hash: &str) -> bool {
         && pod.labels().get(labels::CONTROLLER_REVISION_HASH).is_some_and(|value| value == hash)
 }
 
-pub fn of_node(node: &str, own: &DaemonSet, newest: &Revision, live: &[Arc<DaemonSet>], pods: &[Arc<Pod>]) -> Seen {
+/// `pods`: of the node.
+pub fn of_node(own: &DaemonSet, newest: &Revision, live: &[Arc<DaemonSet>], pods: &[Arc<Pod>]) -> Seen {
     let mut seen = Seen { set: set(own), newest: newest.clone(), ..Seen::default() };
-    let here = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == Some(node));
-    for pod in pods.iter().filter(here) {
+    for pod in pods {
         let controller = controller(pod);
         if is_of(pod, &newest.set, &newest.hash) && pod.metadata.deletion_timestamp.is_none() {
             seen.state = state(pod);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn seen(pods: &[Arc<Pod>]) -> Seen {
-        of_node("n1", &own(), &revision(), &[Arc::new(own())], pods)
+        of_node(&own(), &revision(), &[Arc::new(own())], pods)
     }
 
     #[test]
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_pod_with_the_same_digest_has_the_same_driver() {
         let newest = Revision { digest: Some("d1".to_owned()), ..revision() };
-        let seen = of_node("n1", &own(), &newest, &[Arc::new(own())], &[pod("a", &of_set(), &ready())]);
+        let seen = of_node(&own(), &newest, &[Arc::new(own())], &[pod("a", &of_set(), &ready())]);
         assert!(seen.old.expect("an old pod").same_driver);
     }
 

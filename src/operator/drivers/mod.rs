@@ -7,8 +7,11 @@ mod look;
 mod report;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,7 +20,10 @@ use crds::{
     labels,
     v1alpha1::{DriverRenewal, GPUTransition, TransitionPhase},
 };
-use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
+use k8s_openapi::api::{
+    apps::v1::{ControllerRevision, DaemonSet},
+    core::v1::Pod,
+};
 use kube::{
     Api, Client, ResourceExt,
     api::ListParams,
@@ -25,8 +31,8 @@ use kube::{
 };
 use tokio::{sync::Notify, time::sleep};
 
-pub use self::look::{NodeDriver, Old, Seen, Set, State};
-use self::look::{Revision, is_driver, is_of, newest, of_node, outdated, selects, set, settled, slim};
+pub use self::look::{NodeDriver, Old, Revision, Seen, Set, State, is_of, settled};
+use self::look::{is_driver, newest, of_node, outdated, selects, set, slim};
 use super::{
     pod::ready,
     pod_watches::PodWatches,
@@ -43,10 +49,16 @@ pub struct Drivers {
     sets: Store<DaemonSet>,
     world: World,
     pods: PodWatches,
+    /// Counts what is heard of the pods.
+    heard: Arc<AtomicU64>,
+    by_node: Mutex<Option<(u64, Arc<ByNode>)>>,
     due: Arc<Notify>,
     wake: Wake,
     known: Mutex<Known>,
 }
+
+/// Driver pods, by the node that they are on.
+type ByNode = HashMap<String, Vec<Arc<Pod>>>;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Known {
@@ -63,6 +75,8 @@ impl Drivers {
             sets: world.daemon_sets.clone(),
             world: world.clone(),
             pods: PodWatches::new(client.clone(), namespace, slim),
+            heard: Arc::default(),
+            by_node: Mutex::default(),
             due: wake.drivers.clone(),
             wake: wake.clone(),
             known: Mutex::default(),
@@ -80,10 +94,16 @@ impl Drivers {
         }
     }
 
+    /// Makes it look whether a node asks for its driver's renewal.
+    pub fn wake(&self) {
+        self.due.notify_one();
+    }
+
     async fn look(&self) -> Result<(), kube::Error> {
         let sets = self.live();
         let under_way = self.world.transitions.state().iter().any(|object| object.0.as_ref().is_ok_and(renews));
-        let watching = under_way || !sets.iter().all(|set| settled(set));
+        let asked = || self.world.nodes.state().iter().any(|node| !asked(node.annotations()).is_empty());
+        let watching = under_way || !sets.iter().all(|set| settled(set)) || asked();
         let mut revisions = BTreeMap::new();
         for set in sets.iter().filter(|_| watching) {
             // What the controller has not seen has no revision yet; its status comes, and wakes us.
@@ -94,13 +114,15 @@ impl Drivers {
             let known = self.known().revisions.get(&set.name_any()).cloned();
             let found = match known.filter(|(generation, _)| *generation == set.metadata.generation) {
                 Some((_, newest)) => Some(newest),
-                None => newest(set, &self.revisions_of(set).await?),
+                None => newest_of(&self.revisions, set).await?,
             };
             revisions.extend(found.map(|newest| (set.name_any(), (set.metadata.generation, newest))));
         }
-        match watching {
-            true => self.watch(),
-            false => self.pods.forget(KEY),
+        if watching {
+            self.watch();
+        } else {
+            self.pods.forget(KEY);
+            *self.index() = None;
         }
         let now = Known { watching: Some(watching), revisions };
         let changed = *self.known() != now;
@@ -112,17 +134,12 @@ impl Drivers {
         Ok(())
     }
 
-    async fn revisions_of(&self, set: &DaemonSet) -> Result<Vec<ControllerRevision>, kube::Error> {
-        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
-        let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
-        Ok(self.revisions.list(&ListParams::default().labels(&by.join(","))).await?.items)
-    }
-
     fn watch(&self) {
         let components = format!("{} in ({})", labels::APP_COMPONENT, DRIVERS.join(","));
         let config = watcher::Config::default().labels(&components);
-        let wake = self.wake.clone();
+        let (wake, heard) = (self.wake.clone(), self.heard.clone());
         self.pods.watch(KEY, config, move |pod| {
+            heard.fetch_add(1, Ordering::Relaxed);
             let node = pod.map(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()));
             match node {
                 None => wake.node(NodeWork::All),
@@ -143,12 +160,40 @@ impl Drivers {
             Some(false) => NodeDriver::Settled { set: set(own) },
             Some(true) => {
                 let newest = known.revisions.get(&own.name_any()).map(|(_, revision)| revision.clone());
-                match (newest, self.pods.get(KEY)) {
-                    (Some(newest), Some(pods)) => NodeDriver::Seen(Box::new(of_node(node, own, &newest, &live, &pods))),
+                match (newest, self.pods_by_node()) {
+                    (Some(newest), Some(pods)) => {
+                        let here = pods.get(node).map(Vec::as_slice).unwrap_or_default();
+                        NodeDriver::Seen(Box::new(of_node(own, &newest, &live, here)))
+                    }
                     (_, _) => NodeDriver::Unknown,
                 }
             }
         }
+    }
+
+    /// Sorted once after each change, for the looks at all nodes. `None` while they have not been listed.
+    fn pods_by_node(&self) -> Option<Arc<ByNode>> {
+        // Before the pods: what is heard meanwhile makes the next look sort anew.
+        let now = self.heard.load(Ordering::Relaxed);
+        let mut index = self.index();
+        if let Some((at, known)) = &*index
+            && *at == now
+        {
+            return Some(known.clone());
+        }
+        let mut sorted = ByNode::new();
+        for pod in self.pods.get(KEY)? {
+            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
+                sorted.entry(node).or_default().push(pod);
+            }
+        }
+        let sorted = Arc::new(sorted);
+        *index = Some((now, sorted.clone()));
+        Some(sorted)
+    }
+
+    fn index(&self) -> std::sync::MutexGuard<'_, Option<(u64, Arc<ByNode>)>> {
+        self.by_node.lock().expect("index lock should not be poisoned")
     }
 
     /// Whether all nodes have their newest driver, and if not, why.
@@ -178,6 +223,20 @@ impl Drivers {
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().expect("revisions lock should not be poisoned")
     }
+}
+
+/// A set's newest revision, once its controller has made it.
+pub async fn newest_of(all: &Api<ControllerRevision>, set: &DaemonSet) -> Result<Option<Revision>, kube::Error> {
+    let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
+    let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
+    let listed = all.list(&ListParams::default().labels(&by.join(","))).await?;
+    Ok(newest(set, &listed.items))
+}
+
+/// Annotations of a node that ask for its driver's renewal, whatever its age.
+pub fn asked(annotations: &BTreeMap<String, String>) -> Vec<&'static str> {
+    let set = |key: &&'static str| annotations.get(*key).is_some_and(|value| !value.is_empty() && value != "false");
+    [labels::UPGRADE_SAFE_LOAD, labels::UPGRADE_REQUESTED].into_iter().filter(set).collect()
 }
 
 fn renews(object: &GPUTransition) -> bool {

@@ -50,7 +50,7 @@ pub use self::{
     dialect::Dialect,
     find::permitted_now,
     offers::devices,
-    permitted::{Device, Permitted},
+    permitted::{Device, Entry, Permitted},
 };
 use crate::cluster::{
     events::{Events, Notice},
@@ -111,6 +111,14 @@ impl Wired {
 pub enum Withdrawn {
     NotYet,
     Done,
+}
+
+/// What the operator would change in an object for what these nodes offer, as a merge patch, and what it would say. Machines
+/// that use other devices, which can keep it from a first entry, are not looked for.
+pub fn wish(permitted: &Permitted, gpu_nodes: &[GPUNode]) -> (Verdict, Option<Value>) {
+    let Decision { change, verdict } =
+        decide::serve(permitted, &offers::offers(gpu_nodes, true), &[], KubeVirtMode::Manage);
+    (verdict, change.map(|change| change.patch))
 }
 
 /// Writes that meet somebody else's, one after the other.

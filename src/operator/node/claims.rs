@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -17,9 +17,11 @@ use kube::{
 };
 use serde_json::Value;
 
+use crate::operator::pod::gpus_asked;
+
 /// NVIDIA's driver for whole GPUs and parts of them; its pools have the names of nodes.
 const DRIVER: &str = "gpu.nvidia.com";
-/// Looks of one node that follow each other share a list.
+/// Looks that follow each other share a list: of one node its pods, of all nodes the claims.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// A pod that has GPUs by a promise.
@@ -35,36 +37,60 @@ pub struct Claimant {
 }
 
 #[derive(Default)]
-pub struct Claims(Mutex<HashMap<String, (Instant, Vec<Claimant>)>>);
+pub struct Claims {
+    nodes: Mutex<HashMap<String, (Instant, Vec<Claimant>)>>,
+    /// The cluster's.
+    listed: tokio::sync::Mutex<Option<(Instant, Arc<[DynamicObject]>)>>,
+}
 
 impl Claims {
     /// Who has GPUs of `node`. A cluster without claims (`resource.k8s.io/v1`, from Kubernetes 1.34) has nobody.
     pub async fn of(&self, client: &Client, node: &str) -> Result<Vec<Claimant>, kube::Error> {
-        let known = self.0.lock().expect("claims lock should not be poisoned").get(node).cloned();
+        let known = self.nodes.lock().expect("claims lock should not be poisoned").get(node).cloned();
         if let Some((at, claimants)) = known
             && at.elapsed() < FRESH
         {
             return Ok(claimants);
         }
-        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"));
-        let claims: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
-        let listed = match claims.list(&ListParams::default()).await {
-            Ok(listed) => listed.items,
-            Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        let mut claimants: Vec<Claimant> = listed.iter().flat_map(|claim| of(claim, node)).collect();
+        let mut claimants: Vec<Claimant> =
+            self.listed(client).await?.iter().flat_map(|claim| of(claim, node)).collect();
         let pods: Api<Pod> = Api::all(client.clone());
         let there = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
         let pods = pods.list(&ListParams::default().fields(&there)).await?;
         claimants.extend(pods.iter().filter_map(requesting));
-        let mut all = self.0.lock().expect("claims lock should not be poisoned");
+        let mut all = self.nodes.lock().expect("claims lock should not be poisoned");
         all.insert(node.to_owned(), (Instant::now(), claimants.clone()));
         Ok(claimants)
     }
 
+    /// Thousands of nodes may change at once.
+    async fn listed(&self, client: &Client) -> Result<Arc<[DynamicObject]>, kube::Error> {
+        let mut listed = self.listed.lock().await;
+        if let Some((at, claims)) = &*listed
+            && at.elapsed() < FRESH
+        {
+            return Ok(claims.clone());
+        }
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"));
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+        let claims: Arc<[DynamicObject]> = match api.list(&ListParams::default()).await {
+            Ok(found) => found.items.into(),
+            Err(kube::Error::Api(status)) if status.code == 404 => Arc::default(),
+            Err(error) => return Err(error),
+        };
+        *listed = Some((Instant::now(), claims.clone()));
+        Ok(claims)
+    }
+
     pub fn forget(&self, node: &str) {
-        self.0.lock().expect("claims lock should not be poisoned").remove(node);
+        let mut nodes = self.nodes.lock().expect("claims lock should not be poisoned");
+        // Nobody changes any more.
+        if nodes.remove(node).is_some()
+            && nodes.is_empty()
+            && let Ok(mut listed) = self.listed.try_lock()
+        {
+            *listed = None;
+        }
     }
 }
 
@@ -91,19 +117,16 @@ fn of(claim: &DynamicObject, node: &str) -> Vec<Claimant> {
     pods.filter_map(claimant).collect()
 }
 
-/// A pod that asks for whole GPUs, shared ones or MIG devices. Operands of ours are nobody's users.
+/// A pod that asks for GPUs. Operands of ours are nobody's users.
 fn requesting(pod: &Pod) -> Option<Claimant> {
     if pod.labels().contains_key(labels::POLICY) {
         return None;
     }
-    let limits = pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.resources.as_ref());
-    let mut all = limits.flat_map(|resources| resources.limits.iter().flatten());
-    let (resource, count) = all.find(|(name, count)| labels::is_container_resource(name) && count.0 != "0")?;
     Some(Claimant {
         pod: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
         uid: pod.uid()?,
         vmi: None,
-        what: format!("{} {resource}", count.0),
+        what: gpus_asked(pod)?,
     })
 }
 
@@ -143,18 +166,14 @@ mod tests {
 
     #[test]
     fn a_pod_that_requests_a_gpu_has_one_whether_it_has_opened_it_or_not() {
-        let pod = |labels: Value, limits: Value| {
-            let container = json!({"name": "c", "resources": {"limits": limits}});
+        let pod = |labels: Value| {
+            let container = json!({"name": "c", "resources": {"limits": {"nvidia.com/gpu": "2"}}});
             let metadata = json!({"namespace": "ml", "name": "notebook", "uid": "u-3", "labels": labels});
-            let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "side"}, container]}});
+            let pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
             requesting(&serde_json::from_value(pod).unwrap()).map(|claimant| claimant.what)
         };
-        assert_eq!(pod(json!({}), json!({"cpu": "1", "nvidia.com/gpu": "2"})).as_deref(), Some("2 nvidia.com/gpu"));
-        let mig = pod(json!({}), json!({"nvidia.com/mig-1g.5gb": "1"}));
-        assert_eq!(mig.as_deref(), Some("1 nvidia.com/mig-1g.5gb"));
-        assert_eq!(pod(json!({}), json!({"cpu": "1"})), None);
-        assert_eq!(pod(json!({}), json!({"nvidia.com/TU104GL_TESLA_T4": "1"})), None, "the kubelet tells us of these");
-        assert_eq!(pod(json!({labels::POLICY: "p"}), json!({"nvidia.com/gpu": "1"})), None);
+        assert_eq!(pod(json!({})).as_deref(), Some("2 nvidia.com/gpu"));
+        assert_eq!(pod(json!({labels::POLICY: "p"})), None);
     }
 
     #[test]

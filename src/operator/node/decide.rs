@@ -12,7 +12,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
-    WorkloadMode, labels,
+    WorkloadMode,
+    conditions::Verdict,
+    labels,
     v1alpha1::{Advertise, GPUNode, GPUNodeSpec, NodePhase},
 };
 
@@ -26,6 +28,7 @@ use super::{
     vgpus,
 };
 use crate::operator::{
+    named::Kind,
     owner,
     transition::{Leave, Pause, Progress, Underway},
     vgpu,
@@ -79,6 +82,8 @@ pub struct Order {
     pub complaint: Option<Complaint>,
     /// How far it is with its vGPU layout; `None` where it is to have none.
     pub vgpus: Option<vgpu::Standing>,
+    /// What its labels pick by name, and what of it is not there.
+    pub named: Vec<Verdict>,
 }
 
 /// What a change of mode would meet on a node that has GPUs of ours, and how far one is.
@@ -144,6 +149,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             readiness: waiting,
             complaint,
             vgpus: None,
+            named: Vec::new(),
         };
         return Decision { labels: present(observed.labels, true), order: Some(order), watch_pods: false };
     };
@@ -200,7 +206,12 @@ fn decision(node: &Reported<'_>, course: Course, complaint: Option<Complaint>) -
     }
     // Only a node that serves its mode has a MIG manager to do it.
     let layout = outcome.mode.filter(|_| !outcome.deploy.is_empty());
-    let default = node.observed.policy.mig_default;
+    let named = node.observed.policy.named.iter();
+    let lacking = named.clone().any(|named| named.kind == Kind::Mig && !named.knows("all-disabled"));
+    let default = node.observed.policy.mig_default.filter(|_| !lacking);
+    let picked = named.filter(|_| outcome.mode == Some(WorkloadMode::Container));
+    let named =
+        picked.filter_map(|named| named.verdict(node.observed.name, node.observed.labels, &outcome.deploy)).collect();
     labels.extend(layout.and_then(|mode| gates::mig_layout(mode, node.observed.labels, default)));
     let vgpus = node.vgpus(outcome.mode);
     labels.extend(vgpus::label(node.observed.labels, vgpus.as_ref()));
@@ -226,6 +237,7 @@ fn decision(node: &Reported<'_>, course: Course, complaint: Option<Complaint>) -
         readiness: outcome.readiness,
         complaint,
         vgpus,
+        named,
     };
     Decision { labels, watch_pods, order: Some(order) }
 }

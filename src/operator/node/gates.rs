@@ -28,7 +28,7 @@ const CONTAINER: &[&str] = &[
     "container-toolkit",
     "dcgm",
     "dcgm-exporter",
-    "device-plugin",
+    DEVICE_PLUGIN,
     "driver",
     "gpu-feature-discovery",
     "node-status-exporter",
@@ -44,7 +44,8 @@ const VGPU: &[&str] =
 pub const VALIDATOR: &str = "nvidia.com/gpu.deploy.operator-validator";
 /// The peer's word for a node whose driver is its host's.
 pub const PRE_INSTALLED: &str = "pre-installed";
-const MIG_MANAGER: &str = "mig-manager";
+pub const MIG_MANAGER: &str = "mig-manager";
+pub const DEVICE_PLUGIN: &str = "device-plugin";
 
 /// Suffixes of `nvidia.com/gpu.deploy.` that nodes of this mode carry, without the MIG manager.
 fn table(mode: WorkloadMode, sandbox: SandboxMode) -> &'static [&'static str] {
@@ -158,9 +159,9 @@ const PAUSES: [&str; 11] = [
     "container-toolkit",
     "dcgm",
     "dcgm-exporter",
-    "device-plugin",
+    DEVICE_PLUGIN,
     "gpu-feature-discovery",
-    "mig-manager",
+    MIG_MANAGER,
     "operator-validator",
     "sandbox-device-plugin",
     "sandbox-validator",

@@ -11,7 +11,7 @@ use kube::{
 };
 
 use crate::operator::{
-    pod::{controller, instance},
+    pod::{controller, gpus_asked, instance},
     pod_watches::PodWatches,
     transition::{Affected, Upgrade},
     world::{NodeWork, Wake},
@@ -96,7 +96,7 @@ fn lodger(pod: &Arc<Pod>) -> Option<Lodger> {
     }
     let vmi = instance(pod.as_ref());
     let controller = controller(pod);
-    let spec = pod.spec.clone().unwrap_or_default();
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     let stays = match controller.filter(|owner| owner.kind == "DaemonSet") {
         Some(owner) => Stays::DaemonSet(owner.name.clone()),
         None if pod.annotations().contains_key(MIRROR) => Stays::Mirror,
@@ -105,19 +105,13 @@ fn lodger(pod: &Arc<Pod>) -> Option<Lodger> {
     Some(Lodger {
         name: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
         labels: pod.labels().clone(),
-        uses_gpu: spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(asks_for_gpu),
+        uses_gpu: gpus_asked(pod).is_some(),
         stays,
         bare: controller.is_none(),
         // A launcher's are its own.
-        empty_dirs: vmi.is_none() && spec.volumes.is_some_and(|volumes| !volumes.is_empty()),
+        empty_dirs: vmi.is_none() && volumes.is_some_and(|volumes| !volumes.is_empty()),
         vmi,
     })
-}
-
-fn asks_for_gpu(container: &Container) -> bool {
-    let resources = container.resources.as_ref();
-    let asked = resources.into_iter().flat_map(|all| [&all.requests, &all.limits]).flatten().flatten();
-    asked.into_iter().any(|(name, quantity)| name.starts_with("nvidia.com/") && quantity.0 != "0")
 }
 
 impl Lodger {

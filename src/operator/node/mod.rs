@@ -53,7 +53,8 @@ use self::{
     users::{UserNames, Users},
 };
 use super::{
-    drivers::Drivers,
+    drivers::{Drivers, NodeDriver, asked},
+    latest::Latest,
     transition::{self, Asks, Leave, Transitions, Underway},
     vgpu::Layouts,
     vmi::Instances,
@@ -63,7 +64,7 @@ use crate::cluster::{events::Events, gone, merges};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("labels of node {node} cannot be patched")]
+    #[error("labels and annotations of node {node} cannot be patched")]
     PatchNode { node: String, source: Box<kube::Error> },
     #[error("GPUNode {node} cannot be applied")]
     ApplyGPUNode { node: String, source: Box<kube::Error> },
@@ -88,6 +89,8 @@ pub struct Context {
     pub layouts: Layouts,
     pub transitions: Transitions,
     pub events: Events,
+    /// What this controller wrote last.
+    pub latest: Latest<GPUNode>,
     pub epoch: i64,
     /// The active policy; without one nodes are left alone.
     pub policy: watch::Receiver<Option<NodePolicy>>,
@@ -138,12 +141,13 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     let guarded = context.world.gpu_node(&name);
     let gpu_node = match guarded.as_deref().map(|guard| &guard.0) {
         None => None,
-        Some(Ok(gpu_node)) => Some(gpu_node),
+        Some(Ok(watched)) => Some(context.latest.newest(watched)),
         Some(Err(invalid)) => {
             tracing::warn!(node = name, error = %invalid, "GPUNode does not decode: the node is left alone");
             return Ok(Action::await_change());
         }
     };
+    let gpu_node = gpu_node.as_deref();
     let pods = context.pods.get(&name);
     let changes = mode::changes(node.labels(), &policy, gpu_node) || context.transitions.renewal(&name).is_some();
     let (users, all_named) = users(&context, &name, gpu_node, changes).await;
@@ -161,12 +165,16 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
         epoch: context.epoch,
     };
     let driver = context.drivers.of(&name, node.labels());
+    if matches!(driver, NodeDriver::Settled { .. }) && !asked(node.annotations()).is_empty() {
+        context.drivers.wake();
+    }
     let lodgers = context.lodgers.get(&name);
     let under_way = context.transitions.renewal(&name);
     let ask = upgrade::ask(&observed, &driver, lodgers.as_deref(), node.annotations(), under_way.as_ref());
     let standing = standing(&observed);
     let asks = Asks { mode: standing.as_ref(), driver: &ask };
     let step = context.transitions.step(&node, &asks, &policy.rules).await?;
+    let annotation = upgrade::annotation(&observed, &driver, node.annotations());
     let state = upgrade::label(&observed, &driver, &ask, step.upgrade.as_ref());
     let observed = Observed { leave: &step.leave, upgrade: step.upgrade.as_ref(), ..observed };
     let Decision { mut labels, order, watch_pods } = decide(&observed);
@@ -180,7 +188,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     } else {
         context.pods.forget(&name);
     }
-    patch_labels(&context.client, &node, labels).await?;
+    patch(&context.client, &node, labels, annotation.into_iter().collect()).await?;
     if let (Some(gpu_node), Some(order)) = (gpu_node, order) {
         apply(&context, &node, gpu_node, order, &users).await?;
     }
@@ -199,13 +207,16 @@ async fn users(context: &Context, node: &str, gpu_node: Option<&GPUNode>, all: b
     (Users { blockers, ..users }, all_named)
 }
 
+/// What to set, and to remove (`None`).
+type Changes = BTreeMap<String, Option<String>>;
+
 /// By merge patch with the UID: an apply to a node that is gone would create it.
-async fn patch_labels(client: &Client, node: &NodeMeta, labels: BTreeMap<String, Option<String>>) -> Result<(), Error> {
-    if labels.is_empty() {
+async fn patch(client: &Client, node: &NodeMeta, labels: Changes, annotations: Changes) -> Result<(), Error> {
+    if labels.is_empty() && annotations.is_empty() {
         return Ok(());
     }
     let nodes: Api<NodeMeta> = Api::all(client.clone());
-    let patch = json!({"metadata": {"uid": node.uid(), "labels": labels}});
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": labels, "annotations": annotations}});
     match nodes.patch_metadata(&node.name_any(), &merges(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(error) if gone(&error) => Ok(()),
@@ -232,7 +243,7 @@ async fn apply(
     if old != Some(&status) {
         let patch = status_patch(gpu_node, &status);
         match api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
-            Ok(_) => {}
+            Ok(written) => context.latest.written(written),
             Err(error) if gone(&error) => return Ok(()),
             Err(source) => return Err(failed(source)),
         }
@@ -249,7 +260,10 @@ async fn apply(
     }
     let patch = spec_patch(gpu_node, node, &order.spec);
     match api.patch(&name, &params, &Patch::Apply(&patch)).await {
-        Ok(_) => Ok(()),
+        Ok(written) => {
+            context.latest.written(written);
+            Ok(())
+        }
         Err(error) if gone(&error) => Ok(()),
         Err(source) => Err(failed(source)),
     }

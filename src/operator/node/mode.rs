@@ -8,13 +8,11 @@ use crds::{
 };
 
 use super::gates::SandboxMode;
-use crate::{
-    cluster::events::Notice,
-    operator::{
-        owner::Claim,
-        transition::{Upgrades, rules::Rules},
-        vgpu,
-    },
+use crate::operator::{
+    named::Named,
+    owner::Claim,
+    transition::{Upgrades, rules::Rules},
+    vgpu,
 };
 
 /// What the node controller needs to know of the ClusterPolicy.
@@ -31,6 +29,8 @@ pub struct NodePolicy {
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
     pub mig_default: Option<&'static str>,
+    /// Configurations that labels of container nodes pick from.
+    pub named: Vec<Named>,
     /// Container nodes are checked: verdicts of theirs count.
     pub checks: bool,
     /// Container nodes are given a driver, unless they have one of their own.
@@ -56,6 +56,7 @@ impl NodePolicy {
             aliases: Vec::new(),
             disabled: Vec::new(),
             mig_default: None,
+            named: Vec::new(),
             checks: false,
             driver: false,
             vgpu: None,
@@ -112,10 +113,6 @@ impl Complaint {
                 labels::WORKLOAD_CONFIG
             ),
         }
-    }
-
-    pub fn notice(&self, node: &str) -> Notice {
-        Notice::warning(self.reason(), "ReadWorkloadConfig", self.message(node))
     }
 }
 

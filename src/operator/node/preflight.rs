@@ -30,7 +30,7 @@ pub struct Findings {
     /// What stands in the way, users aside.
     pub obstacle: Option<Blocked>,
     pub users: Vec<InUse>,
-    /// A holder may be one of our own operands.
+    /// A holder may be one of our own operands, or pods could not be listed.
     pub needs_pods: bool,
 }
 
@@ -90,6 +90,7 @@ pub fn findings(
         }
     }
     // A promise names no address, and a change is of the whole node.
+    findings.needs_pods |= users.unread;
     if agent.gpus.iter().any(|gpu| gpu.mode != Some(desired)) {
         let ours = |uid: &String| operands.is_some_and(|operands| operands.contains(uid));
         for claimant in users.claims.iter().filter(|claimant| !ours(&claimant.uid)) {

@@ -7,7 +7,7 @@ use crds::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{decide::Order, mode::Complaint, users::Users, vgpus};
-use crate::cluster::events::Notice;
+use crate::{cluster::events::Notice, operator::named};
 
 const READY: &str = "Ready";
 const WORKLOAD_CONFIG_VALID: &str = "WorkloadConfigValid";
@@ -27,12 +27,16 @@ pub fn status(
     let ready = condition(READY, readiness.ready, &readiness.reason, &readiness.message, old, generation, now);
     let label = match &order.complaint {
         None => Verdict::yes(WORKLOAD_CONFIG_VALID, "Valid", format!("the node's mode is {}", order.desired)),
-        Some(complaint) => Verdict::no(WORKLOAD_CONFIG_VALID, complaint.reason(), complaint.message(node)),
+        Some(complaint) => verdict(complaint, node),
     };
     let mut verdicts = vec![label, drainable(users)];
     verdicts.extend(order.vgpus.as_ref().map(vgpus::verdict));
+    verdicts.extend(order.named.iter().cloned());
     let mut conditions = merge(old, &verdicts, generation, now);
-    conditions.retain(|c| c.type_ != READY && (c.type_ != vgpus::CONDITION || order.vgpus.is_some()));
+    // What there is nothing to say about any more is not said.
+    let ours = |type_: &str| type_ == vgpus::CONDITION || named::is_condition(type_);
+    let said = |type_: &str| verdicts.iter().any(|verdict| verdict.type_ == type_);
+    conditions.retain(|c| c.type_ != READY && (!ours(&c.type_) || said(&c.type_)));
     conditions.insert(0, ready);
     OperatorStatus {
         desired: Some(order.desired),
@@ -79,12 +83,9 @@ fn condition(
 
 /// Only what has changed since the last status is told, so that a steady node is silent.
 pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<Notice> {
-    let mut notices = Vec::new();
-    if let Some(complaint) = &order.complaint
-        && !told(old, complaint, node)
-    {
-        notices.push(complaint.notice(node));
-    }
+    let workload = order.complaint.as_ref().map(|complaint| verdict(complaint, node));
+    let mut notices: Vec<Notice> =
+        workload.iter().chain(&order.named).filter_map(|verdict| named::notice(old, verdict)).collect();
     notices.extend(order.vgpus.as_ref().and_then(|standing| vgpus::notice(old, standing)));
     let phase_before = old.map(|o| o.phase);
     let message = &order.readiness.message;
@@ -112,8 +113,6 @@ pub fn notices(old: Option<&OperatorStatus>, order: &Order, node: &str) -> Vec<N
     notices
 }
 
-fn told(old: Option<&OperatorStatus>, complaint: &Complaint, node: &str) -> bool {
-    old.is_some_and(|o| {
-        o.conditions.iter().any(|c| c.type_ == WORKLOAD_CONFIG_VALID && c.message == complaint.message(node))
-    })
+fn verdict(complaint: &Complaint, node: &str) -> Verdict {
+    Verdict::no(WORKLOAD_CONFIG_VALID, complaint.reason(), complaint.message(node))
 }

@@ -16,7 +16,7 @@ use super::{
     preflight::drivers_users,
 };
 use crate::operator::{
-    drivers::{NodeDriver, Old, Seen, State},
+    drivers::{NodeDriver, Old, Seen, State, asked},
     transition::{
         Affected, DRAINING, EVICTION_TIMED_OUT, Progress, Transition, Underway, Upgrade, affected, rules::Cordon,
     },
@@ -73,9 +73,7 @@ pub fn ask(
     let Some(mode) = serving.map(|serving| serving.filter(|_| !observed.policy.teardown)) else { return Ask::Unknown };
     let Some(node) = mode.and_then(|mode| Reported::of(observed, mode)) else { return Ask::Nothing };
     let mode = node.desired;
-    let set = |key: &&&'static str| annotations.get(**key).is_some_and(|value| !value.is_empty() && value != "false");
-    let asked: Vec<&'static str> =
-        [labels::UPGRADE_SAFE_LOAD, labels::UPGRADE_REQUESTED].iter().filter(set).copied().collect();
+    let asked = asked(annotations);
     let outdated = seen.old.as_ref().is_some_and(|old| !old.ending) || !asked.is_empty();
     let allowed = observed.policy.upgrades.of(&seen.set);
     let skipped = observed.labels.get(labels::UPGRADE_SKIP).is_some_and(|value| value == "true");
@@ -92,7 +90,7 @@ pub fn ask(
         affected: Affected::default(),
         drained: Affected::default(),
         awaited: Vec::new(),
-        looked: same_driver || (lodgers.is_some() && observed.pods.is_some()),
+        looked: same_driver || (lodgers.is_some() && observed.pods.is_some() && !observed.users.unread),
         progress: Progress::Looking,
         old: seen.old.clone(),
         asked,
@@ -230,4 +228,21 @@ pub fn label(
     };
     let current = observed.labels.get(labels::UPGRADE_STATE).map(String::as_str);
     (current != wanted).then(|| (labels::UPGRADE_STATE.to_owned(), wanted.map(str::to_owned)))
+}
+
+/// The change of the node's annotation that says whether its driver's upgrades are the operator's to make. NVIDIA's operator
+/// (26.7) withholds it wherever sandbox workloads are on, since it renews no driver there; ours does.
+pub fn annotation(
+    observed: &Observed<'_>,
+    driver: &NodeDriver,
+    annotations: &BTreeMap<String, String>,
+) -> Option<(String, Option<String>)> {
+    let allowed = driver.set().is_some_and(|set| observed.policy.upgrades.of(set).is_some());
+    let wanted = match driver {
+        _ if observed.policy.teardown => None,
+        NodeDriver::Unknown => return None,
+        NodeDriver::None | NodeDriver::Settled { .. } | NodeDriver::Seen(_) => allowed.then_some("true"),
+    };
+    let current = annotations.get(labels::UPGRADE_ENABLED).map(String::as_str);
+    (current != wanted).then(|| (labels::UPGRADE_ENABLED.to_owned(), wanted.map(str::to_owned)))
 }

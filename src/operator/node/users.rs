@@ -29,6 +29,8 @@ pub struct Users {
     pub blockers: Vec<String>,
     /// Pods that GPUs are promised to; only of a node that is to change.
     pub claims: Vec<Claimant>,
+    /// These could not be listed: there may be others.
+    pub unread: bool,
 }
 
 impl Users {
@@ -113,6 +115,7 @@ impl UserNames {
                 Err(error) => {
                     tracing::warn!(node, %error, "ResourceClaims and pods cannot be listed: pods that GPUs are promised to stay unknown");
                     complete = false;
+                    users.unread = true;
                 }
             }
         } else {
@@ -210,6 +213,7 @@ fn users(pods: BTreeMap<String, Vec<String>>, known: &Launchers) -> Users {
         list: pods.into_iter().map(user).collect(),
         blockers: Vec::new(),
         claims: Vec::new(),
+        unread: false,
     }
 }
 

@@ -45,14 +45,14 @@ impl LastWindows {
 pub(super) async fn report(
     context: &Context,
     judgement: &Judgement,
-    drivers: &Verdict,
+    rollouts: &[Verdict],
     wired: &Wired,
 ) -> Result<(), Error> {
     // Its coming wakes the controller, and then it is written to.
     let Some(guarded) = context.world.configs.get(&ObjectRef::new(CONFIG_NAME)) else { return create(context).await };
     let Ok(config) = &guarded.0 else { return Ok(()) };
     let now = Time(Timestamp::now());
-    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, drivers, wired, &now);
+    let status = config_status(config.status.as_ref(), config.metadata.generation, judgement, rollouts, wired, &now);
     if config.status.as_ref() == Some(&status) {
         return Ok(());
     }

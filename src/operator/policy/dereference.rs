@@ -1,9 +1,6 @@
 //! Everything that a policy's fate depends on, read once.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use crds::{
     labels,
@@ -18,7 +15,7 @@ use k8s_openapi::api::{
 use kube::{ResourceExt, core::error_boundary::InvalidObject, runtime::reflector::ObjectRef};
 
 use super::validate::{GPUNodeFacts, Host, LiveSet, OSTREE_VERSION};
-use crate::operator::world::World;
+use crate::operator::{named::Maps, world::World};
 
 /// The oldest ClusterPolicy rules; the others are ignored.
 pub struct Policies {
@@ -40,8 +37,8 @@ pub struct Dereferenced {
     /// All there are: one that is not ours is left alone.
     pub runtime_classes: Vec<Arc<RuntimeClass>>,
     pub service_monitors: bool,
-    /// All of the operator's namespace, with their keys.
-    pub keys: BTreeMap<String, BTreeSet<String>>,
+    /// All of the operator's namespace.
+    pub maps: Maps,
 }
 
 impl Dereferenced {
@@ -116,12 +113,12 @@ pub fn dereference(world: &World) -> Dereferenced {
         services: world.services.state(),
         runtime_classes: world.runtime_classes.state(),
         service_monitors: world.service_monitor_crd.state().iter().any(|crd| crd.metadata.deletion_timestamp.is_none()),
-        keys: config_maps.iter().map(|map| (map.name_any(), keys(map))).collect(),
+        maps: maps(world),
         config_maps: config_maps.into_iter().filter(|map| map.labels().contains_key(labels::POLICY)).collect(),
     }
 }
 
-fn keys(map: &ConfigMap) -> BTreeSet<String> {
-    let data = map.data.iter().flat_map(BTreeMap::keys);
-    data.chain(map.binary_data.iter().flat_map(BTreeMap::keys)).cloned().collect()
+/// What the ConfigMaps of the operator's namespace hold.
+pub fn maps(world: &World) -> Maps {
+    Maps::of(world.config_maps.state().iter().map(Arc::as_ref))
 }

@@ -59,7 +59,7 @@ pub(super) async fn facts(context: &Context, found: &Dereferenced, listed: &List
         platform: context.openshift.platform(),
         live: found.drivers(&node_labels),
         runtimes: context.runtimes.of(&context.client, world, found).await?,
-        config_maps: found.keys.clone(),
+        config_maps: found.maps.keys.clone(),
         service_monitors: found.service_monitors,
         images: context.installation.images.clone(),
     })

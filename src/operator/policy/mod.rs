@@ -40,10 +40,13 @@ use tokio::{
 };
 
 pub(super) use self::apply::reference as reference_of;
+#[cfg(test)]
+pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
-    build::{AGENT, DRIVERS, Installation, VGPU_HOST_DRIVERS},
+    build::{AGENT, AgentMetrics, DRIVERS, Installation, VGPU_HOST_DRIVERS},
     config::LastWindows,
     facts::Runtimes,
+    failing::{Rank, worst},
     metrics::{Metrics, Peer as PeerMetrics},
     nvidia_drivers::Watched as NVIDIADriverWatch,
     openshift::Watched as OpenShiftWatch,
@@ -57,8 +60,10 @@ use self::{
     validate::validate,
 };
 use super::{
+    agents::Agents,
     drivers::Drivers,
     kubevirt::{self, Wired, Wiring},
+    named::named,
     node::mode::NodePolicy,
     peer,
     pod_watches::PodWatches,
@@ -95,6 +100,7 @@ pub struct Context {
     /// Pods of operands that are not ready.
     pub pods: PodWatches,
     pub drivers: Arc<Drivers>,
+    pub agents: Arc<Agents>,
     /// This controller's own call.
     pub due: Arc<Notify>,
     pub metrics: Metrics,
@@ -165,7 +171,8 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Ro
     let drivers = listed.known();
     let node_policy = active.as_ref().map(|policy| {
         let known = config.clone().unwrap_or_default();
-        let mut policy = validate::node_policy(policy, &known, drivers.as_ref());
+        let named = named(&policy.spec, &dereference::maps(&context.world), build::mig_layouts);
+        let mut policy = NodePolicy { named, ..validate::node_policy(policy, &known, drivers.as_ref()) };
         context.windows.settle(&mut policy.rules.windows, config.is_ok());
         policy.upgrades.begin_in(&policy.rules.windows);
         policy
@@ -216,8 +223,9 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     };
     let upgrades = context.node_policy.borrow().as_ref().map(|policy| policy.upgrades.clone()).unwrap_or_default();
     let current = context.drivers.verdict(&upgrades);
-    let mut verdicts =
-        vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone(), current.clone()];
+    let mut verdicts = vec![judgement.verdict.clone(), status::images_not_used(policy), context.schema.clone()];
+    let rollouts = [current, context.agents.verdict()];
+    verdicts.extend(rollouts.clone());
     verdicts.extend(wired.verdict().cloned());
     let monitored = validate::monitored(&policy.spec, &facts);
     let unasked = monitored.is_none().then_some(validate::MONITORED);
@@ -235,7 +243,7 @@ async fn serve(context: &Context, policy: &ClusterPolicy, listed: &Listed) -> Re
     )
     .await?;
     nvidia_drivers::write_statuses(context, listed, by_objects, &validated.asked, &judgement).await?;
-    config::report(context, &judgement, &current, &wired).await?;
+    config::report(context, &judgement, &rollouts, &wired).await?;
     let round = if judgement.verdict.holds { Round::Ready } else { Round::NotReady };
     wiring.map(|_| round).map_err(Error::KubeVirt)
 }

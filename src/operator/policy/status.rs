@@ -240,14 +240,14 @@ pub fn config_status(
     old: Option<&GPUVirtConfigStatus>,
     generation: Option<i64>,
     judgement: &Judgement,
-    drivers: &Verdict,
+    rollouts: &[Verdict],
     wired: &Wired,
     now: &Time,
 ) -> GPUVirtConfigStatus {
     let mut old = old.map(|status| status.conditions.clone()).unwrap_or_default();
     old.retain(|condition| !wired.silenced().contains(&condition.type_.as_str()));
     let verdicts: Vec<Verdict> =
-        [Some(&judgement.verdict), Some(drivers), wired.verdict()].into_iter().flatten().cloned().collect();
+        [&judgement.verdict].into_iter().chain(rollouts).chain(wired.verdict()).cloned().collect();
     GPUVirtConfigStatus {
         observed_generation: generation.unwrap_or_default(),
         operands: judgement.operands.clone(),

@@ -144,12 +144,19 @@ async fn forget_node(context: &Context, policy: &ClusterPolicy, gpu_node: &GPUNo
     let nodes: Api<Node> = Api::all(context.client.clone());
     let Some(node) = nodes.get_metadata_opt(&name).await.map_err(failed)? else { return Ok(()) };
     let mut changes = gates::patch(node.labels(), &[]);
-    let ours = [labels::GPU_PRESENT, labels::OS, labels::KERNEL, labels::DRIVER_OWNER, labels::VGPU_CONFIG_STATE];
+    let ours = [
+        labels::GPU_PRESENT,
+        labels::OS,
+        labels::KERNEL,
+        labels::DRIVER_OWNER,
+        labels::VGPU_CONFIG_STATE,
+        labels::UPGRADE_STATE,
+    ];
     changes.extend(ours.map(|key| (key.to_owned(), None)));
     if set_by_us(&node, labels::MIG_CONFIG) {
         changes.insert(labels::MIG_CONFIG.to_owned(), None);
     }
-    let patch = json!({"metadata": {"uid": node.uid(), "labels": changes, "annotations": {labels::CORDONED: null}}});
+    let patch = json!({"metadata": {"uid": node.uid(), "labels": changes, "annotations": {labels::CORDONED: null, labels::UPGRADE_ENABLED: null}}});
     ignore_missing(nodes.patch_metadata(&name, &merges(), &Patch::Merge(&patch)).await.map(drop)).map_err(failed)
 }
 

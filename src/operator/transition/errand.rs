@@ -129,7 +129,8 @@ pub fn of_mode<'a>(object: &'a GPUTransition, standing: Option<&'a Standing>, ru
         },
         rules,
         wanted: wanted.is_some(),
-        looked: true,
+        // A holder that may be an operand, or pods that could not be listed: nobody is no answer yet.
+        looked: standing.is_none_or(|standing| !standing.findings.needs_pods),
         obstacle: wanted.and_then(|standing| standing.findings.obstacle.clone()),
         affected: standing.map(|standing| affected(&standing.findings.users)).unwrap_or_default(),
         awaited: &[],
@@ -237,4 +238,34 @@ pub fn affected(users: &[InUse]) -> Affected {
 
 pub fn addresses(standing: &Standing) -> Vec<&str> {
     standing.away.iter().map(String::as_str).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::WorkloadMode;
+
+    use super::*;
+    use crate::operator::{
+        node::Findings,
+        transition::{plan::plan, record},
+    };
+
+    #[test]
+    fn while_it_is_not_known_whose_a_gpus_holders_are_nobody_is_taken_for_gone() {
+        let of = |needs_pods: bool| Standing {
+            desired: WorkloadMode::VmPassthrough,
+            serving: Some(WorkloadMode::Container),
+            away: Vec::new(),
+            findings: Findings { needs_pods, ..Findings::default() },
+            progress: Progress::Looking,
+        };
+        let (from, to) = (WorkloadMode::Container, WorkloadMode::VmPassthrough);
+        let change = Change { node: "n1", from, to, driver: None, gpus: Vec::new() };
+        let object = record::begin(&change, &plan(&change, &Affected::default(), false), None);
+        let rules = Rules::default();
+        for phase in [Phase::Cordon, Phase::WaitForUsers, Phase::Evict, Phase::Blocked] {
+            assert!(of_mode(&object, Some(&of(true)), &rules).blind(phase), "{phase:?}");
+            assert!(!of_mode(&object, Some(&of(false)), &rules).blind(phase), "{phase:?}");
+        }
+    }
 }

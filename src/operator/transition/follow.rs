@@ -20,8 +20,7 @@ use super::{
     record,
     rules::{Cordon, Limits, Patience, Rules, Share},
     state::{Action, Gate, Leave, Observed, Progress, Transition},
-    tell,
-    told::{HALTED, notice},
+    tell::{self, HALTED, notice},
     upgrade::Upgrade,
     windows::Moment,
 };

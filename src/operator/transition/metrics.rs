@@ -13,7 +13,40 @@ use prometheus_client::{
 };
 
 use super::state::Transition;
-use crate::operator::world::Guarded;
+use crate::{
+    operator::world::Guarded,
+    telemetry::{Described, Unit},
+};
+
+const DURATIONS: Described = Described::histogram(
+    "gpuvirt_transition_phase_duration_seconds",
+    &["phase", "kind"],
+    "Time that changes of nodes spent in a phase that they have left; `kind` is `mode` or `driver`",
+);
+const FAILURES: Described =
+    Described::counter("gpuvirt_transition_failures", &["reason", "kind"], "Changes that failed");
+const PHASES: Described = Described::gauge(
+    "gpuvirt_transitions",
+    &["phase", "kind"],
+    Unit::Count,
+    "Changes of nodes that are not done, by phase",
+);
+const BLOCKED: Described = Described::gauge(
+    "gpuvirt_transitions_blocked",
+    &["reason", "kind"],
+    Unit::Count,
+    "Changes of nodes that something or somebody stands in the way of, by reason",
+);
+const SINCE: Described = Described::gauge(
+    "gpuvirt_transition_phase_start_timestamp_seconds",
+    &["node", "phase", "reason", "kind"],
+    Unit::Time,
+    "When a change of a node that is not done came to the phase that it is in",
+);
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const ALL: &[Described] = &[DURATIONS, FAILURES, PHASES, BLOCKED, SINCE];
 
 /// Seconds. Most phases are passed at once, some take minutes, and users take the time that they take.
 const BUCKETS: [f64; 11] = [0.5, 2.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 14_400.0, 86_400.0];
@@ -55,12 +88,8 @@ impl Metrics {
     pub fn register(registry: &mut Registry, objects: Store<Guarded<GPUTransition>>) -> Self {
         let metrics =
             Self { durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)), failures: Family::default() };
-        registry.register(
-            "gpuvirt_transition_phase_duration_seconds",
-            "Time that changes of nodes spent in a phase that they have left",
-            metrics.durations.clone(),
-        );
-        registry.register("gpuvirt_transition_failures", "Changes that failed", metrics.failures.clone());
+        DURATIONS.register(registry, &metrics.durations);
+        FAILURES.register(registry, &metrics.failures);
         registry.register_collector(Box::new(Census(objects)));
         metrics
     }
@@ -97,27 +126,17 @@ impl Collector for Census {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let objects = self.0.state();
         let counts = Counts::of(objects.iter().filter_map(|guarded| guarded.0.as_ref().ok()));
-        gauges(&mut encoder, "gpuvirt_transitions", "Changes of nodes that are not done, by phase", &counts.phases)?;
-        gauges(
-            &mut encoder,
-            "gpuvirt_transitions_blocked",
-            "Changes of nodes that something or somebody stands in the way of, by reason",
-            &counts.blocked,
-        )?;
-        gauges(
-            &mut encoder,
-            "gpuvirt_transition_phase_start_timestamp_seconds",
-            "When a change of a node that is not done came to the phase that it is in",
-            &counts.since,
-        )
+        gauges(&mut encoder, PHASES, &counts.phases)?;
+        gauges(&mut encoder, BLOCKED, &counts.blocked)?;
+        gauges(&mut encoder, SINCE, &counts.since)
     }
 }
 
-fn gauges<S>(encoder: &mut DescriptorEncoder, name: &str, help: &str, family: &Family<S, Gauge>) -> fmt::Result
+fn gauges<S>(encoder: &mut DescriptorEncoder, of: Described, family: &Family<S, Gauge>) -> fmt::Result
 where
     S: EncodeLabelSet + Clone + std::hash::Hash + Eq,
 {
-    family.encode(encoder.encode_descriptor(name, help, None, family.metric_type())?)
+    family.encode(encoder.encode_descriptor(of.name, of.help, None, family.metric_type())?)
 }
 
 #[derive(Default)]

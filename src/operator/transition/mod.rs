@@ -13,7 +13,6 @@ mod approach;
 mod budget;
 mod errand;
 mod follow;
-mod latest;
 mod metrics;
 mod next;
 mod object;
@@ -26,10 +25,11 @@ mod state;
 mod tell;
 #[cfg(test)]
 mod tests;
-mod told;
 mod upgrade;
 pub mod windows;
 
+#[cfg(test)]
+pub(crate) use self::metrics::ALL as METRICS;
 pub use self::{
     errand::{Asks, Pause, Underway, affected},
     follow::{Error, Step, Transitions},
@@ -38,6 +38,6 @@ pub use self::{
     plan::Affected,
     record::failure,
     state::{Leave, Progress, Transition},
-    told::HALTED,
+    tell::HALTED,
     upgrade::{Unusable, Upgrade, Upgrades},
 };

@@ -9,10 +9,10 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{latest::Latest, plan::Plan};
+use super::plan::Plan;
 use crate::{
     cluster::{gone, merges},
-    operator::world::Guarded,
+    operator::{latest::Latest, world::Guarded},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub struct Error {
 pub struct Objects {
     api: Api<GPUTransition>,
     watched: Store<Guarded<GPUTransition>>,
-    latest: Latest,
+    latest: Latest<GPUTransition>,
 }
 
 impl Objects {

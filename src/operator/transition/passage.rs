@@ -83,15 +83,24 @@ pub(super) fn switch(at: &Transition, observed: &Observed<'_>) -> (Transition, A
 }
 
 pub(super) fn verify(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
+    once_reached(at, observed, |_| {
+        let appears = why("Advertising", "what the node runs is being deployed and advertised");
+        let patience = observed.rules.patience.serve;
+        (at.enter(Phase::Advertise, observed.now, Some(patience), appears), Action::Wait)
+    })
+}
+
+/// `then`: of a node that shows what was asked for, by why it does not serve yet.
+fn once_reached(
+    at: &Transition,
+    observed: &Observed<'_>,
+    then: impl FnOnce(Option<&Blocked>) -> (Transition, Action),
+) -> (Transition, Action) {
     if !observed.wanted {
         return take_back(at, observed);
     }
     match &observed.progress {
-        Progress::Reached { .. } => {
-            let appears = why("Advertising", "what the node runs is being deployed and advertised");
-            let patience = observed.rules.patience.serve;
-            (at.enter(Phase::Advertise, observed.now, Some(patience), appears), Action::Wait)
-        }
+        Progress::Reached { unready } => then(unready.as_ref()),
         Progress::Broken(cause) => fail(at, observed, cause.clone()),
         Progress::Looking
         | Progress::Old { .. }
@@ -102,7 +111,7 @@ pub(super) fn verify(at: &Transition, observed: &Observed<'_>) -> (Transition, A
 }
 
 /// The kernel does not show the new mode any more.
-pub(super) fn fell_back(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
+fn fell_back(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     match at.late(observed.now) {
         true => fail(at, observed, why("ModeLost", "a GPU has left the new mode again: see GPUNode.status.agent")),
         false => (at.clone(), Action::Wait),
@@ -111,25 +120,14 @@ pub(super) fn fell_back(at: &Transition, observed: &Observed<'_>) -> (Transition
 
 pub(super) fn advertise(at: &Transition, observed: &Observed<'_>) -> (Transition, Action) {
     let Observed { now, rules, .. } = observed;
-    if !observed.wanted {
-        return take_back(at, observed);
-    }
-    match &observed.progress {
-        Progress::Reached { unready: None } => {
+    once_reached(at, observed, |unready| match unready {
+        None => {
             let serves = why("Serving", "the node serves");
             (at.enter(Phase::Uncordon, *now, Some(rules.patience.answer), serves), Action::Wait)
         }
-        Progress::Reached { unready: Some(cause) } if at.late(*now) => fail(at, observed, cause.clone()),
-        Progress::Reached { unready: Some(cause) } => {
-            (at.enter(Phase::Advertise, *now, Some(rules.patience.serve), cause.clone()), Action::Wait)
-        }
-        Progress::Broken(cause) => fail(at, observed, cause.clone()),
-        Progress::Looking
-        | Progress::Old { .. }
-        | Progress::Replaceable
-        | Progress::Switching { .. }
-        | Progress::Refused(_) => fell_back(at, observed),
-    }
+        Some(cause) if at.late(*now) => fail(at, observed, cause.clone()),
+        Some(cause) => (at.enter(Phase::Advertise, *now, Some(rules.patience.serve), cause.clone()), Action::Wait),
+    })
 }
 
 pub(super) fn fail(at: &Transition, observed: &Observed<'_>, cause: Blocked) -> (Transition, Action) {

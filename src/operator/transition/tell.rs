@@ -1,6 +1,6 @@
-//! What a change is told to those whom it is about: the change itself, and the virtual machines that it meets.
+//! What a change is told to those whom it is about: its node, the change itself, and the virtual machines that it meets.
 
-use crds::v1alpha1::{GPUTransition, TransitionPhase};
+use crds::v1alpha1::{GPUTransition, TransitionPhase as Phase};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{Api, Client, Resource, ResourceExt, api::DynamicObject};
 
@@ -11,6 +11,8 @@ use crate::{
 };
 
 const ACTION: &str = "ChangeMode";
+/// Reason of a change that waits because others have failed.
+pub const HALTED: &str = "Halted";
 
 /// Only what is new: another phase, another reason, another user.
 pub async fn tell(
@@ -39,18 +41,18 @@ pub async fn tell(
 fn of_change(after: &Transition) -> Notice {
     let note = format!("{:?}: {}", after.phase, after.message);
     match after.phase {
-        TransitionPhase::Blocked => Notice::warning("ChangeBlocked", ACTION, note),
-        TransitionPhase::Failed => Notice::warning("ChangeFailed", ACTION, note),
-        TransitionPhase::Done => Notice::normal("ChangeDone", ACTION, note),
-        TransitionPhase::WaitForSlot | TransitionPhase::WaitForUsers => Notice::normal("ChangeWaits", ACTION, note),
-        TransitionPhase::Preflight
-        | TransitionPhase::Cordon
-        | TransitionPhase::Evict
-        | TransitionPhase::Quiesce
-        | TransitionPhase::Switch
-        | TransitionPhase::Verify
-        | TransitionPhase::Advertise
-        | TransitionPhase::Uncordon => Notice::normal("ChangeGoesOn", ACTION, note),
+        Phase::Blocked => Notice::warning("ChangeBlocked", ACTION, note),
+        Phase::Failed => Notice::warning("ChangeFailed", ACTION, note),
+        Phase::Done => Notice::normal("ChangeDone", ACTION, note),
+        Phase::WaitForSlot | Phase::WaitForUsers => Notice::normal("ChangeWaits", ACTION, note),
+        Phase::Preflight
+        | Phase::Cordon
+        | Phase::Evict
+        | Phase::Quiesce
+        | Phase::Switch
+        | Phase::Verify
+        | Phase::Advertise
+        | Phase::Uncordon => Notice::normal("ChangeGoesOn", ACTION, note),
     }
 }
 
@@ -59,35 +61,35 @@ fn of_vm(object: &GPUTransition, after: &Transition) -> Option<Notice> {
     let node = &object.spec.node;
     let to = if object.spec.driver.is_some() { "a new driver" } else { object.spec.to.as_str() };
     match after.phase {
-        TransitionPhase::Blocked => {
+        Phase::Blocked => {
             let said = match after.reason.as_str() {
                 "ApprovalNeeded" => {
                     format!(
-                        "node {node} is asked for {to}: this VM goes on until it ends, or a person approves the plan that stops it (gpuvirt approve {node})"
+                        "node {node} is asked for {to}: this VM goes on until it ends, or a person approves the plan that stops it (kubectl gpuvirt approve {node})"
                     )
                 }
                 _ => format!("node {node} is asked for {to} and waits for this VM, which goes on until it ends"),
             };
             Some(Notice::normal("NodeWaitsForVM", ACTION, said))
         }
-        TransitionPhase::Evict => {
+        Phase::Evict => {
             let said = format!(
                 "node {node} changes to {to}: this VM is asked to stop, by the plan {} that a person has approved",
                 object.spec.plan_hash
             );
             Some(Notice::warning("NodeChangeStopsVM", ACTION, said))
         }
-        TransitionPhase::Preflight
-        | TransitionPhase::WaitForSlot
-        | TransitionPhase::Cordon
-        | TransitionPhase::WaitForUsers
-        | TransitionPhase::Quiesce
-        | TransitionPhase::Switch
-        | TransitionPhase::Verify
-        | TransitionPhase::Advertise
-        | TransitionPhase::Uncordon
-        | TransitionPhase::Done
-        | TransitionPhase::Failed => None,
+        Phase::Preflight
+        | Phase::WaitForSlot
+        | Phase::Cordon
+        | Phase::WaitForUsers
+        | Phase::Quiesce
+        | Phase::Switch
+        | Phase::Verify
+        | Phase::Advertise
+        | Phase::Uncordon
+        | Phase::Done
+        | Phase::Failed => None,
     }
 }
 
@@ -105,4 +107,48 @@ async fn instance(client: &Client, name: &str) -> Result<Option<ObjectReference>
         uid: found.uid(),
         ..ObjectReference::default()
     }))
+}
+
+/// A phase that was entered, or a halt that began. The node controller tells of the rest of a mode change.
+pub fn notice(driver: bool, before: &Transition, after: &Transition) -> Option<Notice> {
+    let halts = after.reason == HALTED && before.reason != HALTED;
+    if before.phase == after.phase && !halts {
+        return None;
+    }
+    let message = after.message.clone();
+    match (driver, after.phase) {
+        (true, _) => of_driver(halts, after, &message),
+        (false, Phase::WaitForSlot) => Some(Notice::normal("ModeChangeWaiting", ACTION, message)),
+        (false, Phase::Failed) => Some(Notice::warning("ModeChangeFailed", ACTION, message)),
+        (false, Phase::Cordon | Phase::WaitForUsers | Phase::Evict) => {
+            Some(Notice::normal("ModeChangeEvicting", ACTION, message))
+        }
+        (
+            false,
+            Phase::Preflight
+            | Phase::Quiesce
+            | Phase::Switch
+            | Phase::Verify
+            | Phase::Advertise
+            | Phase::Uncordon
+            | Phase::Done
+            | Phase::Blocked,
+        ) => None,
+    }
+}
+
+fn of_driver(halts: bool, after: &Transition, message: &str) -> Option<Notice> {
+    let normal = |reason| Some(Notice::normal(reason, "UpgradeDriver", message));
+    let warning = |reason| Some(Notice::warning(reason, "UpgradeDriver", message));
+    match after.phase {
+        Phase::WaitForSlot if halts => warning("DriverUpgradeHalted"),
+        Phase::WaitForSlot => normal("DriverUpgradeWaiting"),
+        Phase::Cordon | Phase::WaitForUsers | Phase::Evict => normal("DriverUpgradeEvicting"),
+        Phase::Quiesce => normal("DriverUpgradeStarted"),
+        Phase::Done if after.reason == "TakenBack" => normal("DriverUpgradeTakenBack"),
+        Phase::Done => normal("DriverUpgraded"),
+        Phase::Blocked => warning("DriverUpgradeBlocked"),
+        Phase::Failed => warning("DriverUpgradeFailed"),
+        Phase::Preflight | Phase::Switch | Phase::Verify | Phase::Advertise | Phase::Uncordon => None,
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! VMI ───────────────────▶ instance ─┐
-//! GPUNodes ──────────────▶ supply ───┼─▶ explain ─▶ event on the VMI · `gpuvirt explain vmi`
+//! GPUNodes ──────────────▶ supply ───┼─▶ explain ─▶ event on the VMI · `kubectl gpuvirt explain vmi`
 //! KubeVirt, launcher pod ▶ look ─────┘
 //! ```
 //!

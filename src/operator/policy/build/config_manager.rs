@@ -1,6 +1,7 @@
 //! Named configurations of the device plugin: a container that copies the one that the node's label picks, before the
 //! program starts and again whenever the label changes.
 
+use crds::labels;
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, EnvVar, PodSpec, Volume, VolumeMount};
 
 use super::pod::{config_map, env, env_from_field, mount, privileged};
@@ -52,7 +53,7 @@ fn environment(configs: &Configs, once: &str, process: Option<&str>) -> Vec<EnvV
         env("ONESHOT", once),
         env("KUBECONFIG", ""),
         env_from_field("NODE_NAME", "spec.nodeName"),
-        env("NODE_LABEL", "nvidia.com/device-plugin.config"),
+        env("NODE_LABEL", labels::DEVICE_PLUGIN_CONFIG),
         env("CONFIG_FILE_SRCDIR", "/available-configs"),
         env("CONFIG_FILE_DST", FILE),
         env("DEFAULT_CONFIG", configs.default.clone()),

@@ -27,7 +27,7 @@ mod validator;
 mod vgpu_layouts;
 mod vgpu_manager;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -51,9 +51,23 @@ pub struct Installation {
     pub image: String,
     pub pull_policy: String,
     pub log_level: String,
+    /// How agents show their metrics.
+    pub metrics: AgentMetrics,
     /// By section of a ClusterPolicy (`driver`, `toolkit`), for a policy that names no image: what bundles of the
     /// Operator Lifecycle Manager set.
     pub images: BTreeMap<String, String>,
+}
+
+/// How agents show their metrics: as the operator does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AgentMetrics {
+    #[default]
+    Off,
+    Plain,
+    /// With the certificate of a Secret, or with one that the agent makes.
+    Tls {
+        secret: Option<String>,
+    },
 }
 
 /// Everything that a policy asks for: in the operator's namespace, and the runtime classes.
@@ -74,6 +88,11 @@ pub struct Operands {
 pub const VGPU_HOST_DRIVERS: [&str; 2] = [vgpu_manager::COMPONENT, driver::HOST_MANAGER];
 /// Components whose pods load a kernel driver: a node gets a new one only by a change of its own.
 pub const DRIVERS: [&str; 3] = [driver::COMPONENT, vgpu_manager::COMPONENT, driver::HOST_MANAGER];
+
+/// The ConfigMap of our own MIG layouts, and their names.
+pub fn mig_layouts() -> (String, BTreeSet<String>) {
+    (mig::LAYOUTS.to_owned(), mig::names())
+}
 
 pub const AGENT: &str = "gpuvirt-agent";
 

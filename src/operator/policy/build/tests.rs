@@ -8,7 +8,7 @@ use crds::{
     v1alpha1::{Discovery, GPUVirtConfigSpec},
 };
 
-use super::{Installation, Operands, build};
+use super::{AgentMetrics, Installation, Operands, build};
 use crate::operator::policy::validate::{
     tests::{driver_only, of_systems},
     validate,
@@ -16,6 +16,7 @@ use crate::operator::policy::validate::{
 
 pub(super) fn installation() -> Installation {
     Installation {
+        metrics: AgentMetrics::Tls { secret: None },
         namespace: "gpuvirt".to_owned(),
         image: "registry.example/gpuvirt:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),

@@ -11,6 +11,29 @@ use prometheus_client::{
 };
 
 use super::status::Judgement;
+use crate::telemetry::{Described, Unit};
+
+const DESIRED: Described =
+    Described::gauge("gpuvirt_operand_pods_desired", &["operand"], Unit::Count, "Nodes that ask for the operand");
+const UPDATED: Described = Described::gauge(
+    "gpuvirt_operand_pods_updated",
+    &["operand"],
+    Unit::Count,
+    "Pods of the operand's current revision",
+);
+const READY: Described =
+    Described::gauge("gpuvirt_operand_pods_ready", &["operand"], Unit::Count, "Pods of the operand that are ready");
+const NODES: Described =
+    Described::gauge("gpuvirt_nodes", &["mode"], Unit::Count, "GPU nodes that are to be in the mode");
+const NODES_READY: Described =
+    Described::gauge("gpuvirt_nodes_ready", &["mode"], Unit::Count, "GPU nodes that serve the mode");
+const POLICY_READY: Described =
+    Described::gauge("gpuvirt_policy_ready", &[], Unit::Flag, "Whether the ClusterPolicy is ready");
+
+/// For the reference.
+#[cfg(test)]
+pub(crate) const ALL: &[&[Described]] =
+    &[&[DESIRED, UPDATED, READY, NODES, NODES_READY, POLICY_READY], peer::GAUGES, peer::COUNTERS];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Operand {
@@ -35,16 +58,12 @@ pub struct Metrics {
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        registry.register("gpuvirt_operand_pods_desired", "Nodes that ask for the operand", metrics.desired.clone());
-        registry.register(
-            "gpuvirt_operand_pods_updated",
-            "Pods of the operand's current revision",
-            metrics.updated.clone(),
-        );
-        registry.register("gpuvirt_operand_pods_ready", "Pods of the operand that are ready", metrics.ready.clone());
-        registry.register("gpuvirt_nodes", "GPU nodes that are to be in the mode", metrics.nodes.clone());
-        registry.register("gpuvirt_nodes_ready", "GPU nodes that serve the mode", metrics.nodes_ready.clone());
-        registry.register("gpuvirt_policy_ready", "1 while the ClusterPolicy is ready", metrics.policy_ready.clone());
+        DESIRED.register(registry, &metrics.desired);
+        UPDATED.register(registry, &metrics.updated);
+        READY.register(registry, &metrics.ready);
+        NODES.register(registry, &metrics.nodes);
+        NODES_READY.register(registry, &metrics.nodes_ready);
+        POLICY_READY.register(registry, &metrics.policy_ready);
         metrics
     }
 

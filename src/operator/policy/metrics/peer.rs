@@ -17,7 +17,78 @@ use prometheus_client::{
 };
 
 use super::super::validate::{Facts, Host, NVIDIADrivers, OpenShift, uses_objects};
-use crate::operator::{transition::rules::Share, world::World};
+use crate::{
+    operator::{transition::rules::Share, world::World},
+    telemetry::{Described, Unit},
+};
+
+/// In the order of the values in [`Peer::encode`].
+pub(super) const GAUGES: &[Described] = &[
+    Described::gauge("gpu_operator_gpu_nodes_total", &[], Unit::Count, "Nodes with GPUs"),
+    Described::gauge(
+        "gpu_operator_reconciliation_last_success_ts_seconds",
+        &[],
+        Unit::Time,
+        "When the policy was last found ready",
+    ),
+    Described::gauge(
+        "gpu_operator_reconciliation_status",
+        &[],
+        Unit::Code,
+        "1 ready, 0 not ready, -1 no ClusterPolicy, -2 the last round failed or none has been",
+    ),
+    Described::gauge("gpu_operator_reconciliation_has_nfd_labels", &[], Unit::Flag, "1 if a node has labels of NFD"),
+    Described::gauge(
+        "gpu_operator_openshift_driver_toolkit_enabled",
+        &[],
+        Unit::Code,
+        "1 if OpenShift's driver toolkit builds drivers, -1 if it is asked for and cannot, 0 if it is not asked for",
+    ),
+    Described::gauge(
+        "gpu_operator_openshift_driver_toolkit_nfd_too_old",
+        &[],
+        Unit::Flag,
+        "1 if it is asked for and NFD does not say a node's version of Red Hat CoreOS",
+    ),
+    Described::gauge(
+        "gpu_operator_openshift_driver_toolkit_imagestream_missing",
+        &[],
+        Unit::Flag,
+        "1 if it is asked for and its ImageStream is not there",
+    ),
+    Described::gauge(
+        "gpu_operator_openshift_driver_toolkit_rhcos_tags_missing",
+        &[],
+        Unit::Flag,
+        "1 if it is asked for and has no image for a node's version of Red Hat CoreOS",
+    ),
+    Described::gauge(
+        "gpu_operator_openshift_driver_toolkit_imagestream_broken",
+        &[],
+        Unit::Flag,
+        "1 if it is asked for and its ImageStream names no image",
+    ),
+    Described::gauge("gpu_operator_driver_auto_upgrade_enabled", &[], Unit::Flag, "1 if drivers are to be upgraded"),
+    Described::gauge(
+        "gpu_operator_nodes_upgrades_in_progress",
+        &[],
+        Unit::Count,
+        "Nodes whose driver is being upgraded",
+    ),
+    Described::gauge("gpu_operator_nodes_upgrades_done", &[], Unit::Count, "Nodes whose driver is up to date"),
+    Described::gauge("gpu_operator_nodes_upgrades_failed", &[], Unit::Count, "Nodes whose driver upgrade has failed"),
+    Described::gauge(
+        "gpu_operator_nodes_upgrades_available",
+        &[],
+        Unit::Count,
+        "Nodes that could begin with their upgrade now",
+    ),
+    Described::gauge("gpu_operator_nodes_upgrades_pending", &[], Unit::Count, "Nodes that wait for their upgrade"),
+];
+pub(super) const COUNTERS: &[Described] = &[
+    Described::counter("gpu_operator_reconciliation", &[], "Rounds of the policy controller"),
+    Described::counter("gpu_operator_reconciliation_failed", &[], "Rounds that ended in an error"),
+];
 
 /// NFD's labels all begin with this.
 const NFD: &str = "feature.node.kubernetes.io/";
@@ -210,62 +281,33 @@ impl Collector for Peer {
         let has_nfd = all.iter().any(|node| node.labels().keys().any(|key| key.starts_with(NFD)));
         let states = all.iter().filter_map(|node| node.labels().get(labels::UPGRADE_STATE).map(String::as_str));
         let nodes = nodes(states, known.upgrades.as_ref(), gpu_nodes);
-        for (name, help, value) in [
-            ("gpu_nodes_total", "Nodes with GPUs", i64::try_from(gpu_nodes).unwrap_or(i64::MAX)),
-            ("reconciliation_last_success_ts_seconds", "When the policy was last found ready", known.last_success),
-            (
-                "reconciliation_status",
-                "1 ready, 0 not ready, -1 no ClusterPolicy, -2 the last round failed or none has been",
-                known.last.unwrap_or(Round::Failed).code(),
-            ),
-            ("reconciliation_has_nfd_labels", "1 if a node has labels of NFD", has_nfd.into()),
-            (
-                "openshift_driver_toolkit_enabled",
-                "1 if OpenShift's driver toolkit builds drivers, -1 if it is asked for and cannot, 0 if it is not asked for",
-                known.toolkit.enabled(),
-            ),
-            (
-                "openshift_driver_toolkit_nfd_too_old",
-                "1 if it is asked for and NFD does not say a node's version of Red Hat CoreOS",
-                known.toolkit.lacks(Lack::NfdTooOld),
-            ),
-            (
-                "openshift_driver_toolkit_imagestream_missing",
-                "1 if it is asked for and its ImageStream is not there",
-                known.toolkit.lacks(Lack::StreamMissing),
-            ),
-            (
-                "openshift_driver_toolkit_rhcos_tags_missing",
-                "1 if it is asked for and has no image for a node's version of Red Hat CoreOS",
-                known.toolkit.lacks(Lack::Tags),
-            ),
-            (
-                "openshift_driver_toolkit_imagestream_broken",
-                "1 if it is asked for and its ImageStream names no image",
-                known.toolkit.lacks(Lack::StreamBroken),
-            ),
-            ("driver_auto_upgrade_enabled", "1 if drivers are to be upgraded", known.upgrades.is_some().into()),
-            ("nodes_upgrades_in_progress", "Nodes whose driver is being upgraded", nodes.in_progress),
-            ("nodes_upgrades_done", "Nodes whose driver is up to date", nodes.done),
-            ("nodes_upgrades_failed", "Nodes whose driver upgrade has failed", nodes.failed),
-            ("nodes_upgrades_available", "Nodes that could begin with their upgrade now", nodes.available),
-            ("nodes_upgrades_pending", "Nodes that wait for their upgrade", nodes.pending),
-        ] {
-            gauge(&mut encoder, name, help, value)?;
+        let values = [
+            i64::try_from(gpu_nodes).unwrap_or(i64::MAX),
+            known.last_success,
+            known.last.unwrap_or(Round::Failed).code(),
+            has_nfd.into(),
+            known.toolkit.enabled(),
+            known.toolkit.lacks(Lack::NfdTooOld),
+            known.toolkit.lacks(Lack::StreamMissing),
+            known.toolkit.lacks(Lack::Tags),
+            known.toolkit.lacks(Lack::StreamBroken),
+            known.upgrades.is_some().into(),
+            nodes.in_progress,
+            nodes.done,
+            nodes.failed,
+            nodes.available,
+            nodes.pending,
+        ];
+        for (metric, value) in GAUGES.iter().zip(values) {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(metric.name, metric.help, None, gauge.metric_type())?)?;
         }
-        counter(&mut encoder, "reconciliation", "Rounds of the policy controller", known.rounds)?;
-        counter(&mut encoder, "reconciliation_failed", "Rounds that ended in an error", known.failed)
+        for (metric, value) in COUNTERS.iter().zip([known.rounds, known.failed]) {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(metric.name, metric.help, None, counter.metric_type())?)?;
+        }
+        Ok(())
     }
-}
-
-fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: i64) -> fmt::Result {
-    let gauge = ConstGauge::new(value);
-    gauge.encode(encoder.encode_descriptor(&format!("gpu_operator_{name}"), help, None, gauge.metric_type())?)
-}
-
-fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> fmt::Result {
-    let counter = ConstCounter::new(value);
-    counter.encode(encoder.encode_descriptor(&format!("gpu_operator_{name}"), help, None, counter.metric_type())?)
 }
 
 #[cfg(test)]

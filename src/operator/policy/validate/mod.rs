@@ -156,6 +156,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
+        named: Vec::new(),
         checks: stack::enabled(&policy.spec).contains(&true),
         driver: policy.spec.driver.component.is_enabled(true),
         vgpu: vgpu::source(&policy.spec),

@@ -2,6 +2,8 @@
 
 mod layouts;
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{ConfigMap, PodSpec},
@@ -16,7 +18,10 @@ use super::{
         runtime_class, wait_for_toolkit,
     },
 };
-use crate::operator::policy::validate::{MigManager, Settings};
+use crate::operator::{
+    named::mig_names,
+    policy::validate::{MigManager, Settings},
+};
 
 pub(super) const NAME: &str = "nvidia-mig-manager";
 pub(super) const ENTRYPOINT: &str = "nvidia-mig-manager-entrypoint";
@@ -40,6 +45,11 @@ const HOST_CLIENTS: [&str; 9] = [
     "dcgm.service",
     "dcgm-exporter.service",
 ];
+
+/// Of our own layouts.
+pub(super) fn names() -> BTreeSet<String> {
+    mig_names(&layouts::yaml())
+}
 
 pub(super) fn config_maps(settings: &Settings, manager: &MigManager, installation: &Installation) -> Vec<ConfigMap> {
     let ours = |name: &str, file: &str, text: String| {

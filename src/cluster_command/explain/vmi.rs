@@ -1,29 +1,22 @@
-//! `gpuvirt explain vmi`: why a virtual machine that asks for GPUs does not run.
+//! `kubectl gpuvirt explain vmi`: why a virtual machine that asks for GPUs does not run.
 //!
 //! The operator's own function decides; here its facts are read with the rights of the person who asks.
 
 use std::fmt::Write as _;
 
-use clap::ValueEnum;
 use crds::{v1::ClusterPolicy, v1alpha1::GPUNode};
 use kube::{Api, Client, Resource, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
-use super::{Target, TargetError};
+use super::super::{Target, TargetError};
 use crate::{
+    answer::{self, Output},
     operator::vmi::{
         explain::{Explanation, Reason, Request},
         look,
     },
-    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, paint, print, table},
+    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, indented, paint, print, table},
 };
-
-/// The form of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    Text,
-    Json,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -33,8 +26,8 @@ pub enum Error {
     Look(#[from] look::Error),
     #[error("GPUNodes cannot be listed: is gpuvirt installed, and may you read gpunodes.gpuvirt.io?")]
     GPUNodes(#[source] kube::Error),
-    #[error("the answer has no such form")]
-    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Form(#[from] answer::Error),
     #[error("the answer cannot be written")]
     Output(#[from] std::io::Error),
 }
@@ -44,11 +37,7 @@ pub async fn run(target: &Target, vmi: &str, output: Output) -> Result<bool, Err
     let (client, own) = target.connect().await?;
     let (namespace, name) = vmi.split_once('/').unwrap_or((own.as_str(), vmi));
     let explanation = explained(&client, namespace, name).await?;
-    let answer = match output {
-        Output::Text => text(&explanation),
-        Output::Json => serde_json::to_string_pretty(&explanation)? + "\n",
-    };
-    print(&answer)?;
+    print(&output.answer(&explanation, text)?)?;
     Ok(!explanation.reason.is_about_gpus())
 }
 
@@ -122,25 +111,6 @@ fn rows_of(request: &Request) -> Vec<Vec<Cell>> {
     rows
 }
 
-const WIDTH: usize = 96;
-
-/// Words in lines of a terminal's width, each set in.
-fn indented(message: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in message.split_whitespace() {
-        let line = lines.last_mut().expect("there should be a line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            lines.push(word.to_owned());
-        } else {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,11 +165,5 @@ mod tests {
         assert_eq!(json["reason"], "GPUInUse");
         assert_eq!(json["requests"][0]["nodes"][0]["users"][1], "0000:44:00.0 by VM vms/c");
         assert_eq!(json["blocksDrain"], "VM vms/a waits for ever");
-    }
-
-    #[test]
-    fn long_words_are_kept_whole() {
-        let label = "x".repeat(WIDTH * 2);
-        assert_eq!(indented(&format!("set {label} now")), format!("  set\n  {label}\n  now"));
     }
 }

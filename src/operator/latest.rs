@@ -1,30 +1,36 @@
 //! What was written last, for as long as the watch has not brought it: a look that came in between would begin a change
-//! twice, or take a step of it back.
+//! twice, take a step of it back, or write the same again.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::Mutex,
     time::{Duration, Instant},
 };
 
-use crds::v1alpha1::GPUTransition;
 use kube::{Resource, ResourceExt};
 
 /// A watch that is later than this has lost the object, or somebody deleted it.
 const LATE: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Default)]
-pub struct Latest(Mutex<HashMap<String, Act>>);
+#[derive(Debug)]
+pub struct Latest<K>(Mutex<HashMap<String, Act<K>>>);
+
+impl<K> Default for Latest<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
 
 #[derive(Debug)]
-enum Act {
-    Written(Box<GPUTransition>, Instant),
+enum Act<K> {
+    Written(Box<K>, Instant),
     Deleted { uid: Option<String> },
 }
 
-impl Latest {
+impl<K: Resource + Clone> Latest<K> {
     /// The newer of what the watch has brought and what was written.
-    pub fn of(&self, name: &str, watched: Option<&GPUTransition>) -> Option<GPUTransition> {
+    pub fn of(&self, name: &str, watched: Option<&K>) -> Option<K> {
         let mut acts = self.0.lock().expect("latest lock should not be poisoned");
         let newest = match (acts.get(name), watched) {
             (Some(Act::Written(written, _)), Some(watched)) if !is_newer(watched, written) => {
@@ -38,12 +44,27 @@ impl Latest {
         newest
     }
 
-    pub fn written(&self, object: GPUTransition) {
+    /// As [`Self::of`] for one that the watch shows, which is lent while it is the newer one.
+    pub fn newest<'a>(&self, watched: &'a K) -> Cow<'a, K> {
+        let mut acts = self.0.lock().expect("latest lock should not be poisoned");
+        let name = watched.name_any();
+        match acts.get(&name) {
+            Some(Act::Written(written, _)) if !is_newer(watched, written) => Cow::Owned((**written).clone()),
+            Some(Act::Written(..) | Act::Deleted { .. }) => {
+                acts.remove(&name);
+                Cow::Borrowed(watched)
+            }
+            None => Cow::Borrowed(watched),
+        }
+    }
+
+    pub fn written(&self, mut object: K) {
+        object.managed_fields_mut().clear();
         let mut acts = self.0.lock().expect("latest lock should not be poisoned");
         acts.insert(object.name_any(), Act::Written(Box::new(object), Instant::now()));
     }
 
-    pub fn deleted(&self, object: &GPUTransition) {
+    pub fn deleted(&self, object: &K) {
         let mut acts = self.0.lock().expect("latest lock should not be poisoned");
         acts.insert(object.name_any(), Act::Deleted { uid: object.uid() });
     }
@@ -55,8 +76,8 @@ impl Latest {
 }
 
 /// Resource versions of one object grow (KEP-5504). One that does not read as a number is the watch's to tell.
-fn is_newer(watched: &GPUTransition, written: &GPUTransition) -> bool {
-    let version = |object: &GPUTransition| object.resource_version()?.parse::<u64>().ok();
+fn is_newer<K: Resource>(watched: &K, written: &K) -> bool {
+    let version = |object: &K| object.resource_version()?.parse::<u64>().ok();
     match (version(watched), version(written)) {
         (Some(watched), Some(written)) => watched > written,
         (None, _) | (_, None) => true,
@@ -65,7 +86,7 @@ fn is_newer(watched: &GPUTransition, written: &GPUTransition) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crds::v1alpha1::GPUTransitionSpec;
+    use crds::v1alpha1::{GPUTransition, GPUTransitionSpec};
 
     use super::*;
 
@@ -82,6 +103,7 @@ mod tests {
         latest.written(object("a", "100"));
         assert_eq!(latest.of("n1", None), Some(object("a", "100")), "not seen yet");
         assert_eq!(latest.of("n1", Some(&object("a", "99"))), Some(object("a", "100")), "an older one is seen");
+        assert_eq!(latest.newest(&object("a", "99")).as_ref(), &object("a", "100"));
         assert_eq!(latest.of("n1", Some(&object("a", "101"))), Some(object("a", "101")), "somebody wrote since");
         assert_eq!(latest.of("n1", Some(&object("a", "9"))), Some(object("a", "9")), "and then the watch is the word");
     }

@@ -1,0 +1,5 @@
+//! See [`gpuvirt::kubectl`].
+
+fn main() -> std::process::ExitCode {
+    gpuvirt::kubectl::main()
+}
