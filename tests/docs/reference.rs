@@ -68,8 +68,8 @@ fn page(crd: &Value) -> String {
 fn rows(page: &mut String, prefix: &str, schema: &Value) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-        let default = field.get("default").filter(|default| !default.is_null());
-        let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
+        let default = Some(&field["default"]).filter(|default| !default.is_null());
+        let default = default.map_or_else(String::new, |default| format!("`{default}`"));
         let description = field["description"].as_str().unwrap_or_default().replace('\n', " ").replace('|', "\\|");
         let _ = writeln!(page, "| `{path}` | {} | {default} | {description} |", kind(field));
         if KUBERNETES.contains(&name.as_str()) {
