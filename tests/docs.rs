@@ -62,6 +62,7 @@ const NO_REASONS: &[&str] = &[
     "KubeVirt",
     "Kubernetes",
     "LiveMigrate",
+    "Logs",
     "MachineConfig",
     "Message",
     "Mode",

@@ -100,7 +100,7 @@ impl Certificates {
             match load(&self.origin) {
                 Ok(key) => *known = Known { key, written: time, looked: now, made: now },
                 Err(error) => {
-                    tracing::warn!(error = crate::chain(&error), "the metrics keep the certificate that they have")
+                    tracing::warn!(error = crate::chain(&error), "the metrics keep the certificate that they have");
                 }
             }
         }

@@ -19,6 +19,7 @@ mod kubelet;
 mod kubevirt;
 mod labels;
 mod leadership;
+mod logging;
 mod metrics;
 mod modes;
 mod openshift;
