@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf, 
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use tracing::Instrument as _;
 
 mod chain;
 mod doors;
@@ -26,7 +27,7 @@ use crate::{
         uninstall,
     },
     shutdown::Shutdown,
-    telemetry::{Doors, Exposure, LogFormat, init_logs},
+    telemetry::{Doors, Exposure, LogFormat, Logs, init_logs},
 };
 
 /// NVIDIA GPUs for containers and for KubeVirt virtual machines, in one cluster.
@@ -221,8 +222,8 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Runs what the command line asks for.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    init_logs(&cli.log_level, cli.log_format);
-    match dispatch(cli.command) {
+    let logs = init_logs(&cli.log_level, cli.log_format);
+    match dispatch(cli.command, cli.log_format, logs) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -231,14 +232,20 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
+fn dispatch(command: Command, format: LogFormat, logs: Logs) -> anyhow::Result<ExitCode> {
     match command {
         Command::Operator(args) => runtime()?.block_on(Box::pin(async {
-            operator::run((*args).into(), shutdown()?).await?;
+            operator::run(args.config(format, logs), shutdown()?).await?;
             anyhow::Ok(())
         }))?,
         Command::Agent(args) => runtime()?.block_on(Box::pin(async {
-            agent::run(args.into(), shutdown()?).await?;
+            let config = args.config(logs);
+            // Who reads many nodes' lines as JSON has to tell them apart.
+            let span = match format {
+                LogFormat::Json => tracing::error_span!("agent", node = config.node),
+                LogFormat::Text => tracing::Span::none(),
+            };
+            agent::run(config, shutdown()?).instrument(span).await?;
             anyhow::Ok(())
         }))?,
         Command::Uninstall(args) => runtime()?.block_on(Box::pin(async {
@@ -321,17 +328,20 @@ fn crds_command(write: Option<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl From<OperatorArgs> for operator::Config {
-    fn from(args: OperatorArgs) -> Self {
-        Self {
+impl OperatorArgs {
+    fn config(self, format: LogFormat, logs: Logs) -> operator::Config {
+        let args = self;
+        operator::Config {
             installation: Installation {
                 namespace: args.namespace,
                 image: args.image,
                 pull_policy: args.image_pull_policy,
                 log_level: args.operand_log_level,
+                log_format: format,
                 metrics: args.doors.of_agents(args.metrics_secret),
                 images: args.images.by_section(),
             },
+            logs: Some(logs),
             identity: args.identity,
             release: args.release,
             doors: args.doors.into(),
@@ -339,9 +349,11 @@ impl From<OperatorArgs> for operator::Config {
     }
 }
 
-impl From<AgentArgs> for agent::Config {
-    fn from(args: AgentArgs) -> Self {
-        Self {
+impl AgentArgs {
+    fn config(self, logs: Logs) -> agent::Config {
+        let args = self;
+        agent::Config {
+            logs,
             node: args.node,
             identity: args.identity,
             host_root: args.host.host_root,
@@ -367,11 +379,12 @@ impl From<UninstallArgs> for uninstall::Options {
             image: String::new(),
             pull_policy: "IfNotPresent".to_owned(),
             log_level: "info".to_owned(),
+            log_format: LogFormat::Text,
             metrics: AgentMetrics::Off,
             images: BTreeMap::new(),
         };
         let doors = Doors { probes: SocketAddr::from(([127, 0, 0, 1], 0)), metrics: Exposure::Off };
-        let operator = operator::Config { installation, identity: args.identity, release: None, doors };
+        let operator = operator::Config { installation, identity: args.identity, release: None, doors, logs: None };
         Self { operator, force: args.force, timeout: args.timeout }
     }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod certificate;
 mod described;
+mod logs;
 #[cfg(test)]
 mod reference;
 mod serve;
@@ -11,6 +12,7 @@ pub use certificate::Origin;
 #[cfg(test)]
 pub use described::check as check_described;
 pub use described::{Described, Kind, Unit};
+pub use logs::{LogFormat, Logs, init_logs, readable};
 pub use serve::{Doors, Exposure, ServeError};
 
 use std::{
@@ -22,24 +24,6 @@ use std::{
 };
 
 use prometheus_client::{encoding::text::encode, registry::Registry};
-use tracing_subscriber::EnvFilter;
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    #[default]
-    Text,
-    Json,
-}
-
-/// Logs go to standard error; standard output belongs to commands that print an answer.
-pub fn init_logs(level: &str, format: LogFormat) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => builder.with_ansi(false).init(),
-        LogFormat::Json => builder.json().init(),
-    }
-}
 
 /// What the probes say and the metrics count.
 #[derive(Clone, Default)]

@@ -73,6 +73,7 @@ const NO_REASONS: &[&str] = &[
     "KubeVirt",
     "Kubernetes",
     "LiveMigrate",
+    "Logs",
     "MachineConfig",
     "Manage",
     "Message",

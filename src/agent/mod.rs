@@ -72,7 +72,7 @@ use self::{
 use crate::{
     cluster::events::Events,
     shutdown::Shutdown,
-    telemetry::{Doors, ServeError, Telemetry},
+    telemetry::{Doors, Logs, ServeError, Telemetry},
 };
 
 #[derive(Clone, Debug)]
@@ -88,6 +88,7 @@ pub struct Config {
     /// How often the host is looked at when nothing has asked for it; jitter is added.
     pub resync: Duration,
     pub doors: Doors,
+    pub logs: Logs,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +163,7 @@ struct Agent {
     /// When there was another kubelet, last.
     reborn: Option<Instant>,
     telemetry: Telemetry,
+    logs: Logs,
     metrics: Metrics,
     resync: Duration,
     host_root: PathBuf,
@@ -209,6 +211,7 @@ impl Agent {
             registrations: Registrations::default(),
             reborn: None,
             telemetry,
+            logs: config.logs.clone(),
             metrics,
             resync: patience::jittered(config.resync, &config.node),
             host_root: config.host_root.clone(),
@@ -272,6 +275,7 @@ impl Agent {
     fn wish(&mut self, known: Option<&Option<GPUNode>>, started: Instant) -> Wish {
         match known {
             Some(Some(gpu_node)) => {
+                self.logs.set(gpu_node.spec.log_level.as_deref());
                 if let Err(error) = self.desired.keep(&gpu_node.spec) {
                     tracing::warn!(error = crate::chain(&error), "order not kept for the next boot");
                 }
@@ -380,8 +384,9 @@ impl Agent {
     ) -> Result<T, Error> {
         let allocations = self.allocations().await;
         let mut manager = self.manager.take().ok_or(Error::Worker)?;
+        let span = tracing::Span::current();
         let worked = tokio::task::spawn_blocking(move || {
-            let done = work(&mut manager, allocations);
+            let done = span.in_scope(|| work(&mut manager, allocations));
             (manager, done)
         });
         let (manager, done) = worked.await.map_err(|_| Error::Worker)?;

@@ -61,7 +61,7 @@ use self::{
 use crate::{
     cluster::{apply::Applier, events::Events, lease},
     shutdown::Shutdown,
-    telemetry::{Described, Doors, ServeError, Telemetry, Unit},
+    telemetry::{Described, Doors, Logs, ServeError, Telemetry, Unit},
 };
 
 pub const LEASE: &str = "gpuvirt-operator";
@@ -80,6 +80,8 @@ pub struct Config {
     /// The chart's release, if the chart has installed it.
     pub release: Option<String>,
     pub doors: Doors,
+    /// What GPUVirtConfig changes; `None`: somebody else's logs.
+    pub logs: Option<Logs>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -224,6 +226,7 @@ async fn manage(client: &Client, config: Config, epoch: i64, telemetry: &Telemet
         metrics,
         peer,
         release: config.release,
+        logs: config.logs,
         installation: config.installation,
         schema: policy::Context::schema_verdict(client).await,
         kubevirt: wiring,

@@ -21,6 +21,7 @@ mod kubelet;
 mod kubevirt;
 mod labels;
 mod leadership;
+mod logging;
 mod metrics;
 mod modes;
 mod openshift;

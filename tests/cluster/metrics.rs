@@ -2,7 +2,7 @@
 
 mod chart;
 mod queries;
-mod tls;
+pub mod tls;
 
 use std::{
     io::{Read, Write},

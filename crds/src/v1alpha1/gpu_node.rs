@@ -60,6 +60,10 @@ pub struct GPUNodeSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub disabled: Vec<AgentFunction>,
+    /// How much the agent logs, as `GPUVirtConfig` has it; unset: as at its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub log_level: Option<String>,
     /// The operator's lease transitions when it wrote this. An agent refuses a lower one than it has executed,
     /// so that an operator that has lost its lease cannot drive a node.
     #[serde(default)]

@@ -57,6 +57,8 @@ pub struct GPUVirtConfigSpec {
     pub maintenance_windows: Vec<MaintenanceWindow>,
     /// What is done in KubeVirt's own configuration.
     pub kubevirt: KubeVirt,
+    /// How much gpuvirt's own programs log, without a restart.
+    pub logging: Logging,
     /// Seconds between two looks of an agent at its node when no event has asked for one; jitter is added.
     #[schemars(range(min = 10, max = 86_400))]
     pub resync_seconds: u32,
@@ -71,6 +73,7 @@ impl Default for GPUVirtConfigSpec {
             budget: Budget::default(),
             maintenance_windows: Vec::new(),
             kubevirt: KubeVirt::default(),
+            logging: Logging::default(),
             resync_seconds: 300,
         }
     }
@@ -168,6 +171,37 @@ pub struct MaintenanceWindow {
 
 fn utc() -> String {
     "UTC".to_owned()
+}
+
+/// How much gpuvirt's own programs log: a level, as in `debug`, or a filter, as in `info,vfio=debug`. What is not set is as at
+/// the program's start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Logging {
+    /// Of all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub level: Option<String>,
+    /// Of the operator that leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub operator: Option<String>,
+    /// Of the agents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub agent: Option<String>,
+}
+
+impl Logging {
+    /// The operator's, if any is set.
+    pub fn of_operator(&self) -> Option<&str> {
+        self.operator.as_deref().or(self.level.as_deref())
+    }
+
+    /// The agents', if any is set.
+    pub fn of_agents(&self) -> Option<&str> {
+        self.agent.as_deref().or(self.level.as_deref())
+    }
 }
 
 /// What is done in KubeVirt's own configuration.

@@ -182,7 +182,7 @@ mod tests {
         let (mut book, now, time) = (Book::default(), Instant::now(), Timestamp::now());
         match book.note(&entry(&"long.".repeat(50), "x"), now, time) {
             What::New { name } => assert!(name.len() < 253 && !name.contains(".."), "{name}"),
-            other @ (What::Again | What::Counted | What::TooMany) => panic!("{other:?}"),
+            what @ (What::Again | What::Counted | What::TooMany) => panic!("{what:?}"),
         }
     }
 }

@@ -227,6 +227,7 @@ fn decision(node: &Reported<'_>, course: Course, complaint: Option<Complaint>) -
         advertise: outcome.advertise,
         aliases: node.observed.policy.aliases.clone(),
         disabled: node.disabled(),
+        log_level: node.observed.policy.log_level.clone(),
         epoch: node.observed.epoch,
     };
     let order = Order {

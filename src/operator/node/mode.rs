@@ -25,6 +25,8 @@ pub struct NodePolicy {
     pub teardown: bool,
     /// Resource names that agents use in place of their own.
     pub aliases: Vec<ResourceAlias>,
+    /// How much agents log.
+    pub log_level: Option<String>,
     /// Agent functions that the policy switches off on every node.
     pub disabled: Vec<AgentFunction>,
     /// MIG layout of container nodes without the label `nvidia.com/mig.config`, where the MIG manager is there to make it.
@@ -54,6 +56,7 @@ impl NodePolicy {
             sandbox,
             teardown: false,
             aliases: Vec::new(),
+            log_level: None,
             disabled: Vec::new(),
             mig_default: None,
             named: Vec::new(),

@@ -69,7 +69,10 @@ use super::{
     pod_watches::PodWatches,
     world::World,
 };
-use crate::cluster::{apply::Applier, events::Events};
+use crate::{
+    cluster::{apply::Applier, events::Events},
+    telemetry::Logs,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -105,6 +108,8 @@ pub struct Context {
     pub due: Arc<Notify>,
     pub metrics: Metrics,
     pub peer: PeerMetrics,
+    /// Follow GPUVirtConfig.
+    pub logs: Option<Logs>,
     /// Of the chart, if the operator was installed by it.
     pub release: Option<String>,
     pub nvidia_drivers: NVIDIADriverWatch,
@@ -167,6 +172,9 @@ async fn reconcile(context: &Context, nodes_due: &impl Fn()) -> Result<Option<Ro
         ignore(context, policy, &oldest).await?;
     }
     let config = dereference::config(&context.world);
+    if let (Some(logs), Ok(config)) = (&context.logs, &config) {
+        logs.set(config.logging.of_operator());
+    }
     let listed = context.nvidia_drivers.list().await?;
     let drivers = listed.known();
     let node_policy = active.as_ref().map(|policy| {

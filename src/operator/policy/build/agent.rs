@@ -84,6 +84,7 @@ fn pod(settings: &Settings, installation: &Installation) -> PodSpec {
                 env_from_field("NODE_NAME", "spec.nodeName"),
                 env_from_field("POD_NAME", "metadata.name"),
                 env("LOG_LEVEL", installation.log_level.clone()),
+                env("LOG_FORMAT", installation.log_format.as_str()),
             ]),
             ports: Some(ports(&installation.metrics)),
             // New devices and the kubelet's sockets appear below the host's own mounts.

@@ -41,7 +41,7 @@ pub use self::{
     toolkit::NAME as TOOLKIT,
 };
 use super::validate::{Settings, Wish};
-use crate::operator::vgpu;
+use crate::{operator::vgpu, telemetry::LogFormat};
 
 /// How this operator runs: what its operands take over from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ pub struct Installation {
     pub image: String,
     pub pull_policy: String,
     pub log_level: String,
+    pub log_format: LogFormat,
     /// How agents show their metrics.
     pub metrics: AgentMetrics,
     /// By section of a ClusterPolicy (`driver`, `toolkit`), for a policy that names no image: what bundles of the

@@ -24,6 +24,7 @@ pub(super) fn daemon_set(settings: &Settings, exporter: &NodeStatus, installatio
         env("NVIDIA_VISIBLE_DEVICES", "void"),
         env_from_field("NODE_NAME", "spec.nodeName"),
         env("LOG_LEVEL", installation.log_level.clone()),
+        env("LOG_FORMAT", installation.log_format.as_str()),
     ];
     override_env(&mut variables, &exporter.env);
     let mut args = vec!["node-status".to_owned(), format!("--listen=0.0.0.0:{NUMBER}")];

@@ -8,6 +8,8 @@ use crds::{
     v1alpha1::{Discovery, GPUVirtConfigSpec},
 };
 
+use crate::telemetry::LogFormat;
+
 use super::{AgentMetrics, Installation, Operands, build};
 use crate::operator::policy::validate::{
     tests::{driver_only, of_systems},
@@ -21,6 +23,7 @@ pub(super) fn installation() -> Installation {
         image: "registry.example/gpuvirt:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
         log_level: "info".to_owned(),
+        log_format: LogFormat::Text,
         images: std::collections::BTreeMap::new(),
     }
 }

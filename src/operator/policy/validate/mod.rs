@@ -37,14 +37,17 @@ pub use self::{
     },
     toolkit::{HostFile, Toolkit},
 };
-use crate::operator::{
-    host::label_value,
-    node::{
-        gates,
-        mode::{NodePolicy, Sandbox},
+use crate::{
+    operator::{
+        host::label_value,
+        node::{
+            gates,
+            mode::{NodePolicy, Sandbox},
+        },
+        transition::{Unusable, Upgrade, Upgrades, rules::Rules, windows::Windows},
+        vgpu::LayoutSource,
     },
-    transition::{Unusable, Upgrade, Upgrades, rules::Rules, windows::Windows},
-    vgpu::LayoutSource,
+    telemetry::readable,
 };
 
 /// A setting that cannot be followed; the operands that do not depend on it are.
@@ -154,6 +157,7 @@ pub fn node_policy(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, drivers: 
         },
         teardown: policy.metadata.deletion_timestamp.is_some(),
         aliases: config.resource_aliases.iter().filter(|alias| reserved(alias).is_none()).cloned().collect(),
+        log_level: config.logging.of_agents().filter(|filter| readable(filter).is_ok()).map(str::to_owned),
         disabled: switched_off(&policy.spec),
         mig_default: mig_default(&policy.spec),
         named: Vec::new(),
@@ -199,6 +203,7 @@ pub fn validate(policy: &ClusterPolicy, config: &GPUVirtConfigSpec, facts: &Fact
     problems.extend(rules(config).err());
     upgrades(spec, config, facts.nvidia_drivers.as_ref(), &mut problems);
     problems.extend(windows(config).err());
+    problems.extend(log_levels(config));
     let by_objects = uses_objects(spec);
     let (drivers, asked) = match by_objects {
         true => nvidia_driver::drivers(spec.operator.use_ocp_driver_toolkit.unwrap_or(false), facts, &mut problems),
@@ -272,6 +277,17 @@ fn rules(config: &GPUVirtConfigSpec) -> Result<Rules, Problem> {
         reason: "InvalidBudget",
         message: format!(
             "GPUVirtConfig default: budget is not used, and nodes change one at a time: {error}; correct it"
+        ),
+    })
+}
+
+fn log_levels(config: &GPUVirtConfigSpec) -> Option<Problem> {
+    let levels = [config.logging.of_operator(), config.logging.of_agents()];
+    let (level, why) = levels.into_iter().flatten().find_map(|level| Some((level, readable(level).err()?)))?;
+    Some(Problem {
+        reason: "InvalidLogLevel",
+        message: format!(
+            "GPUVirtConfig default: log level {level:?} is not used ({why}): use error, warn, info, debug or trace, or a filter such as info,vfio=debug"
         ),
     })
 }

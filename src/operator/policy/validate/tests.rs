@@ -6,7 +6,7 @@ use crds::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Driver, Facts, Host, Rollout, Rules, Validated, Wish, node_policy, validate};
+use super::{Driver, Facts, Host, Rollout, Rules, Validated, Wish, log_levels, node_policy, validate};
 
 /// A policy with which nothing is wrong, for nodes of every mode.
 fn valid() -> ClusterPolicy {
@@ -305,4 +305,16 @@ fn an_operand_that_is_off_switches_the_agents_function_off_and_a_mig_default_nee
         spec.mig_manager.config.default = String::new();
     });
     assert_eq!(left_alone.mig_default, None);
+}
+
+#[test]
+fn a_log_level_that_does_not_read_is_a_problem_and_reaches_no_agent() {
+    let config = |agent: &str| {
+        let logging =
+            crds::v1alpha1::Logging { level: Some("debug".to_owned()), operator: None, agent: Some(agent.to_owned()) };
+        GPUVirtConfigSpec { logging, ..GPUVirtConfigSpec::default() }
+    };
+    assert_eq!(log_levels(&config("info,vfio=trace")), None);
+    let problem = log_levels(&config("gpuvirt=loud")).expect("a problem");
+    assert!(problem.reason == "InvalidLogLevel" && problem.message.contains("gpuvirt=loud"), "{problem:?}");
 }
