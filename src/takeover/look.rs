@@ -27,6 +27,7 @@ use crate::{
         LEASE, peer,
         policy::{AgentMetrics, Installation, Intended, Seen, intended},
     },
+    telemetry::LogFormat,
 };
 
 pub struct Found {
@@ -166,6 +167,7 @@ fn installation(namespace: &str, ours: Option<&Deployment>) -> Installation {
             .and_then(|container| container.image_pull_policy.clone())
             .unwrap_or_else(|| "IfNotPresent".to_owned()),
         log_level: "info".to_owned(),
+        log_format: LogFormat::default(),
         // The agent is no operand of theirs: nothing that is compared here has it.
         metrics: AgentMetrics::Off,
         images: BTreeMap::new(),
