@@ -59,7 +59,7 @@ impl<K: Resource + Clone> Latest<K> {
     }
 
     pub fn written(&self, mut object: K) {
-        object.managed_fields_mut().clear();
+        object.meta_mut().managed_fields = None;
         let mut acts = self.0.lock().expect("latest lock should not be poisoned");
         acts.insert(object.name_any(), Act::Written(Box::new(object), Instant::now()));
     }

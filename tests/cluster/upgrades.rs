@@ -619,7 +619,7 @@ fn new_agents_come_one_first_halt_when_it_does_not_come_up_and_spare_a_node_that
             object.status.as_ref().is_some_and(|status| status.phase == Phase::Switch)
         })
         .await;
-        assert_eq!(renewed(&agent_pods(t).await), [broken.clone()], "halted still");
+        assert_eq!(renewed(&agent_pods(t).await), std::slice::from_ref(broken), "halted still");
         kubelets.let_start();
         policies::until_condition(t, POLICY, "AgentsCurrent", "RollingOut", busy).await;
         wait::eventually("the others follow", async || (renewed(&agent_pods(t).await).len() == 2).then_some(())).await;

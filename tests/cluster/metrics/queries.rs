@@ -63,7 +63,7 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// One that scrapes as the chart's ServiceMonitors have it.
+    /// One that scrapes as the chart's `ServiceMonitor`s have it.
     fn start(t: &Turn, token: &str, operator: SocketAddr, agent: SocketAddr) -> Self {
         let dir = t.dir.path();
         fs::write(dir.join("token"), token).expect("writable");
