@@ -216,12 +216,7 @@ struct Rights {
 const RIGHTS: [Rights; 4] = [
     Rights {
         account: AGENT,
-        may: &[
-            "create events",
-            "create events.events.k8s.io",
-            "create gpunodes.gpuvirt.io",
-            "watch gpunodes.gpuvirt.io",
-        ],
+        may: &["create events.events.k8s.io", "create gpunodes.gpuvirt.io", "watch gpunodes.gpuvirt.io"],
         may_not: &[
             "get nodes",
             "list pods",

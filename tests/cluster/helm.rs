@@ -19,6 +19,7 @@ use crate::{
         agents::{self, qemu},
         identity,
         kubelets::Kubelets,
+        kubevirt,
         program::Program,
         turn::{Turn, turn},
     },
@@ -41,6 +42,11 @@ async fn alone_on(t: &Turn, helm: &'static str, version: &str) {
     let is = t.cluster.helm_of(helm, &["version", "--short"]).expect("its version");
     assert!(is.starts_with(version), "{helm} is {is}");
     t.cluster.helm(&["uninstall", "gpuvirt", "--namespace", NAMESPACE, "--no-hooks", "--wait"]).expect("room");
+    // Accounts that other tests have made from the chart's files belong to no release.
+    let accounts =
+        "serviceaccounts,clusterroles.rbac.authorization.k8s.io,clusterrolebindings.rbac.authorization.k8s.io";
+    let left = ["delete", accounts, "-n", NAMESPACE, "-l", "app.kubernetes.io/component in (crds, test)"];
+    t.cluster.kubectl(&left).expect("room");
     let done = AssertUnwindSafe(life(t, helm)).catch_unwind().await;
     if done.is_err() {
         let _ = t.cluster.helm(&["uninstall", "gpuvirt", "--namespace", NAMESPACE, "--no-hooks", "--wait"]);
@@ -53,6 +59,10 @@ async fn life(t: &Turn, helm: &'static str) {
     const RELEASE: [&str; 4] = ["gpuvirt", "charts/gpuvirt", "--namespace", NAMESPACE];
     // The operator's pod is played, too: its node has to let go of it.
     let _kubelets = Kubelets::of_all(t);
+    if kubevirt::is_installed() {
+        let nic = json!({"pciVendorSelector": "8086:1572", "resourceName": "intel.com/x710"});
+        kubevirt::fresh(&t.client, &json!({"pciHostDevices": [nic]})).await;
+    }
     let before = found(t).await;
     let settings = ["--set", "clusterPolicy.deployCR=false,nfd.enabled=false,gpuvirtConfig.evict=Pods"];
     hooked(t, helm, &[&["install"], &RELEASE[..], &settings].concat()).await.unwrap_or_else(|error| panic!("{error}"));

@@ -250,8 +250,13 @@ pub async fn virtual_machine(t: &Turn, node: &str) {
     let owner =
         json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "training", "uid": "u"});
     let container = json!({"name": "compute", "image": "i", "resources": {"limits": gpu, "requests": gpu}});
+    // Where KubeVirt's types are, garbage collection would take it: there is no such instance.
+    let kept = ["example.com/kept"];
     let pod = json!({
-        "metadata": {"name": "virt-launcher-training", "labels": {"kubevirt.io": "virt-launcher"}, "ownerReferences": [owner]},
+        "metadata": {
+            "name": "virt-launcher-training", "labels": {"kubevirt.io": "virt-launcher"}, "ownerReferences": [owner],
+            "finalizers": kept,
+        },
         "spec": {"nodeName": node, "containers": [container], "terminationGracePeriodSeconds": 0},
     });
     make::<Pod>(&Api::namespaced(t.client.clone(), ML), pod).await;
