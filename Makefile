@@ -35,8 +35,8 @@ test: ## all rings: the quick one, a real control plane with a real kubelet, and
 test-gpu: ## the checks of a container node on this machine's own GPUs and driver; skips aloud where there are none (5 minutes)
 	@$(RUN) timeout 300 cargo test --locked --test gpu -- --nocapture
 
-bench: ## benchmarks of the host library and the device plugin against what they may take; FILTER=holders
-	@tests/bench.sh "$(FILTER)"
+bench: ## benchmarks against what they may take; FILTER=holders, or FILTER=scale NODES=5000 for the operator with played nodes (root)
+	@NODES=$(NODES) KEEP=$(KEEP) tests/bench.sh "$(FILTER)"
 
 nightly: ## what is too long for `make test`; STEP=topologies runs one step
 	@tests/nightly.sh $(STEP)

@@ -1,5 +1,6 @@
 #!/bin/bash
-# bench.sh [FILTER]: runs the benchmarks of all crates and compares the means with what they may take.
+# bench.sh [FILTER]: runs the benchmarks of all crates and compares the means with what they may take; without a filter, or with `scale`, the
+# operator with NODES played nodes (1000), compared with an earlier run (KEEP=1 makes this one it; root, the test cluster's tools).
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 # Name as Criterion files it, and milliseconds.
@@ -13,6 +14,11 @@ preferred allocation of 16 GPUs/8|1
 preferred allocation of 16 GPUs/16|1
 "
 
+scale() {
+	ONLY=api AUDIT=system:serviceaccount:gpuvirt:gpuvirt-operator NODES=${NODES:-1000} KEEP=${KEEP-} cargo bench --locked --bench scale
+}
+[ "${1-}" != scale ] || { scale; exit; }
+
 rm -rf "$TARGET/criterion"
 cargo bench --workspace --locked --features vfio/testing --bench '*' -- "${1:-}"
 echo
@@ -25,4 +31,5 @@ while IFS='|' read -r name budget; do
 	echo "$name: $verdict"
 	[[ $verdict != *OVER* ]] || over=1
 done <<<"$BUDGETS"
+[ -n "${1-}" ] || scale || over=1
 exit $over

@@ -15,7 +15,7 @@ if [ -f pids/kubelet ]; then
 	stop kube-proxy
 	for id in $(ctr tasks ls -q 2>/dev/null); do ctr tasks rm -f "$id" >/dev/null 2>&1 || true; done
 fi
-for name in containerd kube-apiserver etcd; do stop $name; done
+for name in store containerd kube-apiserver etcd; do stop $name; done
 # A shim outlives containerd; ours are those that serve our socket.
 for proc in /proc/[0-9]*; do
 	tr '\0' ' ' 2>/dev/null <"$proc/cmdline" | grep -q "containerd-shim.* -address $SOCKET" && kill "${proc#/proc/}" || true
