@@ -77,7 +77,7 @@ all)
 	ring unit 120 unit || true
 	ring chain 20 cargo test --locked --test chain || true
 	ring chart 10 chart || true
-	ring cluster 420 cargo test --locked --test cluster || true
+	ring cluster 720 cargo test --locked --test cluster || true
 	ring lab 480 lab || true
 	;;
 *)
