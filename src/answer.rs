@@ -3,6 +3,8 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::terminal::print;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For a person.
@@ -19,9 +21,16 @@ pub enum Error {
     Json(#[from] serde_json::Error),
     #[error("the answer has no such form")]
     Yaml(#[from] serde_saphyr::SerializeError),
+    #[error("the answer cannot be printed")]
+    Print(#[from] std::io::Error),
 }
 
 impl Output {
+    /// To standard output, as [`Self::answer`] has it.
+    pub fn print<R: Serialize>(self, report: &R, text: impl FnOnce(&R) -> String) -> Result<(), Error> {
+        Ok(print(&self.answer(report, text)?)?)
+    }
+
     /// A report in this form; `text` is the one for a person.
     pub fn answer<R: Serialize>(self, report: &R, text: impl FnOnce(&R) -> String) -> Result<String, Error> {
         match self {

@@ -18,12 +18,7 @@ use kube::{
     Api, Client,
     runtime::{WatchStreamExt, watcher},
 };
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::gauge::{ConstGauge, Gauge},
-    registry::Registry,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, metrics::gauge::Gauge, registry::Registry};
 use tokio::time::{MissedTickBehavior, interval};
 use vfio::Root;
 
@@ -35,7 +30,7 @@ use crate::{
 };
 
 const NODE: &[&str] = &["node"];
-const BEGAN: Described =
+pub const BEGAN: Described =
     Described::gauge("gpu_operator_node_metrics_ready_ts_seconds", NODE, Unit::Time, "When this exporter began");
 const DRIVER: Described =
     Described::gauge("gpu_operator_node_driver_validation", NODE, Unit::Flag, "Whether the driver answers");
@@ -73,7 +68,7 @@ const PLUGIN: Described = Described::gauge(
     Unit::Flag,
     "Whether the check of the device plugin has passed",
 );
-const PCI: Described = Described::gauge(
+pub const PCI: Described = Described::gauge(
     "gpu_operator_nvidia_pci_devices_total",
     NODE,
     Unit::Count,
@@ -150,20 +145,15 @@ impl Collector for Files {
             [(Check::Driver, READY), (Check::Toolkit, TOOLKIT), (Check::Cuda, CUDA), (Check::Plugin, PLUGIN)]
         {
             let passed = self.validations.found(check) == Found::Passed;
-            gauge(&mut encoder, metric, i64::from(passed))?;
+            metric.encode(&mut encoder, i64::from(passed))?;
         }
         let count = Root::new(&self.host).map_or(0, |root| {
             let inventory = vfio::observe(&root);
             let devices = inventory.functions.values().filter(|f| f.vendor == vfio::function::NVIDIA);
             devices.count()
         });
-        gauge(&mut encoder, PCI, i64::try_from(count).unwrap_or(i64::MAX))
+        PCI.encode(&mut encoder, i64::try_from(count).unwrap_or(i64::MAX))
     }
-}
-
-fn gauge(encoder: &mut DescriptorEncoder<'_>, metric: Described, value: i64) -> Result<(), std::fmt::Error> {
-    let gauge = ConstGauge::new(value);
-    gauge.encode(encoder.encode_descriptor(metric.name, metric.help, None, gauge.metric_type())?)
 }
 
 /// Until shutdown, or until it cannot serve.

@@ -22,10 +22,13 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt, watcher},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{sync::Notify, task::JoinHandle, time::sleep};
 
-use crate::support::agents::{self, Host, t4};
+use crate::support::{
+    agents::{self, Host, t4},
+    nodes,
+};
 
 /// Requests in flight, of the agents as of whoever labels the nodes.
 const PARALLEL: usize = 64;
@@ -136,37 +139,23 @@ impl Fleet {
     }
 }
 
-/// As kubelets and NFD leave them: a GPU's labels among others, and the images that take most of a real node's object.
+/// With NFD's labels, and the images that take most of a real node's object.
 fn node(name: &str) -> Node {
-    let mut all = json!({
-        "kubernetes.io/os": "linux", "kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64",
-        "feature.node.kubernetes.io/pci-10de.present": "true",
-        "feature.node.kubernetes.io/kernel-version.full": "6.8.0-45-generic",
-        "feature.node.kubernetes.io/system-os_release.ID": "ubuntu",
-        "feature.node.kubernetes.io/system-os_release.VERSION_ID": "24.04",
-    });
-    for flag in ["ADX", "AESNI", "AVX", "AVX2", "AVX512F", "FMA3", "SHA", "VMX", "VNNI", "XSAVE"] {
-        all[format!("feature.node.kubernetes.io/cpu-cpuid.{flag}")] = json!("true");
-    }
-    let images: Vec<Value> = (0..30)
-        .map(|n| json!({"names": [format!("registry.example/some/image-{n}@sha256:{n:064x}")], "sizeBytes": 100_000_000}))
-        .collect();
-    let room = json!({"cpu": "192", "memory": "2Ti", "pods": "110"});
-    let now = Time(Timestamp::now());
-    let ready = json!({
-        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status",
-        "lastHeartbeatTime": now, "lastTransitionTime": now,
-    });
-    let info = json!({
-        "architecture": "amd64", "bootID": "", "containerRuntimeVersion": "containerd://2.1.0",
-        "kernelVersion": "6.8.0-45-generic", "kubeProxyVersion": "", "kubeletVersion": "v1.36.0", "machineID": "",
-        "operatingSystem": "linux", "osImage": "Ubuntu 24.04 LTS", "systemUUID": "",
-    });
-    let node = json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "labels": all},
-        "status": {"capacity": room, "allocatable": room, "images": images, "nodeInfo": info, "conditions": [ready]},
-    });
+    let flags = ["ADX", "AESNI", "AVX", "AVX2", "AVX512F", "FMA3", "SHA", "VMX", "VNNI", "XSAVE"];
+    let flags = flags.map(|flag| format!("feature.node.kubernetes.io/cpu-cpuid.{flag}"));
+    let mut labels: Vec<(&str, &str)> = flags.iter().map(|flag| (flag.as_str(), "true")).collect();
+    labels.extend([
+        ("kubernetes.io/arch", "amd64"),
+        ("feature.node.kubernetes.io/pci-10de.present", "true"),
+        ("feature.node.kubernetes.io/kernel-version.full", "6.8.0-45-generic"),
+        ("feature.node.kubernetes.io/system-os_release.ID", "ubuntu"),
+        ("feature.node.kubernetes.io/system-os_release.VERSION_ID", "24.04"),
+    ]);
+    let mut node = nodes::object(name, &labels);
+    let images = (0..30).map(
+        |n| json!({"names": [format!("registry.example/some/image-{n}@sha256:{n:064x}")], "sizeBytes": 100_000_000}),
+    );
+    node["status"]["images"] = images.collect();
     serde_json::from_value(node).expect("a Node")
 }
 

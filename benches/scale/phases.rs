@@ -1,18 +1,13 @@
 //! What is measured, one after the other, on one fleet.
 
 use std::{
-    ffi::OsStr,
     path::PathBuf,
     slice,
     time::{Duration, Instant},
 };
 
-use crds::{WorkloadMode, labels, v1::PolicyState, v1alpha1::GPUVirtConfig};
+use crds::{WorkloadMode, labels, v1::PolicyState};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -22,7 +17,7 @@ use crate::{
     meter::{Cost, Meter},
     operands,
     report::Run,
-    support::{NAMESPACE, identity, policies, program::Program, turn::Turn, wait},
+    support::{identity, policies, program::Program, turn::Turn, wait},
     wire,
 };
 
@@ -40,13 +35,7 @@ struct Operators<'a> {
 
 impl Operators<'_> {
     fn start(&self, pod: &str) -> Program {
-        let environment: [(&str, &OsStr); 4] = [
-            ("KUBECONFIG", self.kubeconfig.as_os_str()),
-            ("POD_NAMESPACE", NAMESPACE.as_ref()),
-            ("POD_NAME", pod.as_ref()),
-            ("GPUVIRT_IMAGE", "localhost/gpuvirt:test".as_ref()),
-        ];
-        Program::start(self.turn, pod, &["operator", "--listen", "127.0.0.1:0"], &environment)
+        self.turn.operator_by(&self.kubeconfig, pod, "info", "127.0.0.1:0")
     }
 }
 
@@ -155,13 +144,7 @@ async fn flip(fleet: &Fleet, nodes: &[String], mode: WorkloadMode) {
 }
 
 async fn budget(turn: &Turn, max_parallel: &Value, max_unavailable: &str) {
-    let config = json!({
-        "apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": "default"},
-        "spec": {"budget": {"maxParallel": max_parallel, "maxUnavailable": max_unavailable}},
-    });
-    let configs: Api<GPUVirtConfig> = turn.all();
-    let params = PatchParams::apply("bench").force();
-    configs.patch("default", &params, &Patch::Apply(&config)).await.expect("a config should be accepted");
+    policies::config(turn, json!({"budget": {"maxParallel": max_parallel, "maxUnavailable": max_unavailable}})).await;
 }
 
 /// Until the driver's DaemonSet has it and the policy is ready again.

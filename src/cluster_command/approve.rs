@@ -14,10 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{Target, TargetError};
-use crate::{
-    answer::{self, Output},
-    terminal::print,
-};
+use crate::answer::{self, Output};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -37,8 +34,6 @@ pub enum Error {
     Refused { node: String, source: Box<kube::Error> },
     #[error(transparent)]
     Form(#[from] answer::Error),
-    #[error("the answer cannot be printed")]
-    Print(#[from] std::io::Error),
 }
 
 /// Prints the plan; approves it if `plan` is its hash.
@@ -48,12 +43,12 @@ pub async fn run(target: &Target, node: &str, plan: Option<&str>, output: Output
     let read = |source| Error::Read { node: node.to_owned(), source: Box::new(source) };
     let object = api.get_opt(node).await.map_err(read)?.ok_or_else(|| Error::NoChange { node: node.to_owned() })?;
     let Some(plan) = plan else {
-        return Ok(print(&output.answer(&Plan::of(&object), text)?)?);
+        return Ok(output.print(&Plan::of(&object), text)?);
     };
     let patch = checked(&object, plan)?;
     let refused = |source| Error::Refused { node: node.to_owned(), source: Box::new(source) };
     let object = api.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.map_err(refused)?;
-    Ok(print(&output.answer(&Plan::of(&object), |_| format!("approved: plan {plan} of node {node}\n"))?)?)
+    Ok(output.print(&Plan::of(&object), |_| format!("approved: plan {plan} of node {node}\n"))?)
 }
 
 /// The hash that was read is the hash that is approved: what came between is refused here, and by the API server.

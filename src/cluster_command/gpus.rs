@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Target, fleet::Fleet, status::Error};
 use crate::{
     answer::Output,
-    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, print, table},
+    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, table},
 };
 
 /// Which of them are shown.
@@ -114,7 +114,7 @@ impl User {
 pub async fn run(target: &Target, only: &Only, output: Output) -> Result<(), Error> {
     let (client, _) = target.connect().await?;
     let gpus = report(&Fleet::read(&client).await?.gpu_nodes, only);
-    Ok(print(&output.answer(&gpus, |gpus| text(gpus))?)?)
+    Ok(output.print(&gpus, |gpus| text(gpus))?)
 }
 
 pub fn report(gpu_nodes: &[GPUNode], only: &Only) -> Vec<GpuReport> {

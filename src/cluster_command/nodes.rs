@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{
     answer::Output,
-    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, print, table},
+    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, table},
 };
 
 pub async fn run(target: &Target, output: Output) -> Result<(), Error> {
     let (client, _) = target.connect().await?;
     let StatusReport { nodes, .. } = report(&Fleet::read(&client).await?);
-    Ok(print(&output.answer(&nodes, |nodes| text(nodes))?)?)
+    Ok(output.print(&nodes, |nodes| text(nodes))?)
 }
 
 pub fn text(nodes: &[NodeReport]) -> String {

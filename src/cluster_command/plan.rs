@@ -32,7 +32,7 @@ use crate::{
             windows::Windows,
         },
     },
-    terminal::{BAD, GOOD, STRONG, WARN, paint, print},
+    terminal::{BAD, GOOD, STRONG, WARN, paint},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -51,15 +51,13 @@ pub enum Error {
     Config(#[source] Box<kube::Error>),
     #[error(transparent)]
     Form(#[from] answer::Error),
-    #[error("the answer cannot be printed")]
-    Print(#[from] std::io::Error),
 }
 
 /// Whether the change could begin now, or there is nothing to change.
 pub async fn run(target: &Target, node: &str, mode: WorkloadMode, output: Output) -> Result<bool, Error> {
     let (client, _) = target.connect().await?;
     let preview = previewed(&client, node, mode).await?;
-    print(&output.answer(&preview, text)?)?;
+    output.print(&preview, text)?;
     Ok(preview.blocks.is_empty())
 }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     answer::{self, Output},
-    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, paint, print, table, wrapped},
+    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, paint, table, wrapped},
 };
 use anstyle::Style;
 
@@ -34,7 +34,7 @@ pub async fn run(target: &Target, watch: bool, output: Output) -> Result<bool, E
         return Ok(true);
     }
     let report = report(&Fleet::read(&client).await?);
-    print(&output.answer(&report, |report| text(report, usize::MAX))?)?;
+    output.print(&report, |report| text(report, usize::MAX))?;
     Ok(report.cluster.ready)
 }
 

@@ -14,7 +14,7 @@ use vfio::{Binding, Function, Holder, Inventory, Journal, PciAddress, Refusal, W
 
 use crate::{
     answer::Output,
-    terminal::{BAD, FAINT, STRONG, WARN, paint, print},
+    terminal::{BAD, FAINT, STRONG, WARN, paint},
 };
 
 use super::{
@@ -250,6 +250,6 @@ fn section(text: &mut String, title: &str) {
 /// Returns whether every GPU that was asked for goes to VFIO.
 pub fn run(subject: &Subject, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, devices);
-    print(&output.answer(&report, text)?)?;
+    output.print(&report, text)?;
     Ok(report.refused.is_empty())
 }

@@ -10,7 +10,7 @@ use vfio::{Binding, Disruption, Inventory, PciAddress, Plan, Step, World, plan};
 
 use crate::{
     answer::Output,
-    terminal::{BAD, GOOD, STRONG, WARN, paint, print},
+    terminal::{BAD, GOOD, STRONG, WARN, paint},
 };
 
 use super::{
@@ -229,6 +229,6 @@ fn verdict_text(text: &mut String, verdict: &Verdict) {
 /// Returns whether every GPU can be, or is, in the mode.
 pub fn run(subject: &Subject, mode: Mode, devices: &[PciAddress], output: Output) -> Result<bool, Error> {
     let report = report(&View::of(subject)?, mode, devices);
-    print(&output.answer(&report, text)?)?;
+    output.print(&report, text)?;
     Ok(!report.gpus.iter().any(|gpu| matches!(gpu.verdict, Verdict::Refused { .. })))
 }

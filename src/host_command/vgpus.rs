@@ -21,7 +21,7 @@ use super::{
 use crate::agent::library;
 use crate::answer::Output;
 use crate::operator::vgpu::{Config, USUAL, default_yaml, resolve};
-use crate::terminal::{BAD, GOOD, STRONG, WARN, paint, print};
+use crate::terminal::{BAD, GOOD, STRONG, WARN, paint};
 
 /// A vGPU that exists.
 #[derive(Debug, Serialize)]
@@ -311,6 +311,6 @@ pub async fn run(subject: &Subject, choice: &Choice, devices: &[PciAddress], out
     };
     let layout = choice.layout.as_deref().unwrap_or(USUAL);
     let report = report(&view, &yaml, layout, devices, &library, node.trim()).map_err(Error::Layout)?;
-    print(&output.answer(&report, text)?)?;
+    output.print(&report, text)?;
     Ok(!report.gpus.iter().any(|gpu| matches!(gpu.verdict, VgpuVerdict::Refused { .. })))
 }

@@ -29,33 +29,21 @@ enum Act<K> {
 }
 
 impl<K: Resource + Clone> Latest<K> {
-    /// The newer of what the watch has brought and what was written.
-    pub fn of(&self, name: &str, watched: Option<&K>) -> Option<K> {
+    /// The newer of what the watch has brought, which is only lent, and what was written.
+    pub fn of<'a>(&self, name: &str, watched: Option<&'a K>) -> Option<Cow<'a, K>> {
         let mut acts = self.0.lock().expect("latest lock should not be poisoned");
         let newest = match (acts.get(name), watched) {
             (Some(Act::Written(written, _)), Some(watched)) if !is_newer(watched, written) => {
-                return Some((**written).clone());
+                return Some(Cow::Owned((**written).clone()));
             }
-            (Some(Act::Written(written, at)), None) if at.elapsed() < LATE => return Some((**written).clone()),
+            (Some(Act::Written(written, at)), None) if at.elapsed() < LATE => {
+                return Some(Cow::Owned((**written).clone()));
+            }
             (Some(Act::Deleted { uid }), Some(watched)) if watched.meta().uid == *uid => return None,
-            (Some(Act::Written(..) | Act::Deleted { .. }) | None, watched) => watched.cloned(),
+            (Some(Act::Written(..) | Act::Deleted { .. }) | None, watched) => watched.map(Cow::Borrowed),
         };
         acts.remove(name);
         newest
-    }
-
-    /// As [`Self::of`] for one that the watch shows, which is lent while it is the newer one.
-    pub fn newest<'a>(&self, watched: &'a K) -> Cow<'a, K> {
-        let mut acts = self.0.lock().expect("latest lock should not be poisoned");
-        let name = watched.name_any();
-        match acts.get(&name) {
-            Some(Act::Written(written, _)) if !is_newer(watched, written) => Cow::Owned((**written).clone()),
-            Some(Act::Written(..) | Act::Deleted { .. }) => {
-                acts.remove(&name);
-                Cow::Borrowed(watched)
-            }
-            None => Cow::Borrowed(watched),
-        }
     }
 
     pub fn written(&self, mut object: K) {
@@ -100,19 +88,20 @@ mod tests {
     #[test]
     fn what_was_written_counts_until_the_watch_brings_something_newer() {
         let latest = Latest::default();
+        let of = |watched: Option<&GPUTransition>| latest.of("n1", watched).map(Cow::into_owned);
         latest.written(object("a", "100"));
-        assert_eq!(latest.of("n1", None), Some(object("a", "100")), "not seen yet");
-        assert_eq!(latest.of("n1", Some(&object("a", "99"))), Some(object("a", "100")), "an older one is seen");
-        assert_eq!(latest.newest(&object("a", "99")).as_ref(), &object("a", "100"));
-        assert_eq!(latest.of("n1", Some(&object("a", "101"))), Some(object("a", "101")), "somebody wrote since");
-        assert_eq!(latest.of("n1", Some(&object("a", "9"))), Some(object("a", "9")), "and then the watch is the word");
+        assert_eq!(of(None), Some(object("a", "100")), "not seen yet");
+        assert_eq!(of(Some(&object("a", "99"))), Some(object("a", "100")), "an older one is seen");
+        assert_eq!(of(Some(&object("a", "101"))), Some(object("a", "101")), "somebody wrote since");
+        assert_eq!(of(Some(&object("a", "9"))), Some(object("a", "9")), "and then the watch is the word");
     }
 
     #[test]
     fn a_deleted_one_stays_deleted_while_the_watch_still_shows_it() {
         let latest = Latest::default();
+        let of = |watched: Option<&GPUTransition>| latest.of("n1", watched).map(Cow::into_owned);
         latest.deleted(&object("a", "100"));
-        assert_eq!(latest.of("n1", Some(&object("a", "100"))), None);
-        assert_eq!(latest.of("n1", Some(&object("b", "103"))), Some(object("b", "103")), "another one of that name");
+        assert_eq!(of(Some(&object("a", "100"))), None);
+        assert_eq!(of(Some(&object("b", "103"))), Some(object("b", "103")), "another one of that name");
     }
 }

@@ -30,7 +30,7 @@ pub mod peer;
 mod pod;
 mod pod_watches;
 pub mod policy;
-mod selector;
+pub mod selector;
 mod spelling;
 pub mod transition;
 pub mod uninstall;

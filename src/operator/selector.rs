@@ -1,10 +1,17 @@
 //! Label selectors as people write them on a command line: `app=train,tier!=web,queue in (a,b),!debug`.
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::core::{Expression, Selector};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no label selector such as app=train,tier!=web")]
 pub struct NotASelector(String);
+
+/// By which a DaemonSet knows its pods and revisions.
+pub fn of_set(set: &DaemonSet) -> String {
+    let labels = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.as_ref()).into_iter().flatten();
+    labels.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+}
 
 /// `None` of a text that selects nothing in particular.
 pub fn parse(text: &str) -> Result<Option<Selector>, NotASelector> {

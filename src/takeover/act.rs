@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crds::{labels, v1::ClusterPolicy};
 use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope,
     api::{
         apps::v1::{DaemonSet, Deployment},
         core::v1::{Node, Pod, ServiceAccount},
@@ -27,7 +26,7 @@ use super::{
 };
 use crate::{
     cluster::{gone, merges},
-    operator::{peer, policy::host_of},
+    operator::{peer, policy::host_of, selector},
 };
 
 /// By which Helm leaves an object alone that is no longer part of a release.
@@ -59,11 +58,12 @@ pub async fn take(client: &Client, found: &Found) -> Result<(), Error> {
             adopt(&sets, &operand.set, wish).await?;
         }
     }
-    disown::<ServiceAccount>(client, Some(&found.namespace)).await?;
-    disown::<Role>(client, Some(&found.namespace)).await?;
-    disown::<RoleBinding>(client, Some(&found.namespace)).await?;
-    disown_all::<ClusterRole>(client).await?;
-    disown_all::<ClusterRoleBinding>(client).await?;
+    let namespace = &found.namespace;
+    disown(&Api::<ServiceAccount>::namespaced(client.clone(), namespace)).await?;
+    disown(&Api::<Role>::namespaced(client.clone(), namespace)).await?;
+    disown(&Api::<RoleBinding>::namespaced(client.clone(), namespace)).await?;
+    disown(&Api::<ClusterRole>::all(client.clone())).await?;
+    disown(&Api::<ClusterRoleBinding>::all(client.clone())).await?;
     for operand in found.sets.iter().filter(|operand| operand.fate == Fate::Unknown && !operand.is_ours()) {
         remove(&sets, &operand.set).await?;
     }
@@ -119,8 +119,7 @@ async fn mark_nodes(client: &Client, nodes: &[Node]) -> Result<(), Error> {
 /// A node that changes its mode waits for pods that it finds by our labels: those that run already get them, too.
 async fn adopt_pods(client: &Client, namespace: &str, wish: &DaemonSet) -> Result<(), Error> {
     let Some(spec) = &wish.spec else { return Ok(()) };
-    let selector = spec.selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
-    let params = ListParams::default().labels(&selector.collect::<Vec<_>>().join(","));
+    let params = ListParams::default().labels(&selector::of_set(wish));
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let marks = spec.template.metadata.as_ref().and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
     let found = pods.list(&params).await.map_err(|source| Error::Read { what: "Pods", source: Box::new(source) })?;
@@ -194,30 +193,7 @@ fn unite(into: &mut Value, from: &Value) {
 }
 
 /// Accounts and roles that belong to our release must not go with the ClusterPolicy.
-async fn disown<K>(client: &Client, namespace: Option<&str>) -> Result<(), Error>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Serialize
-        + DeserializeOwned
-        + Clone
-        + std::fmt::Debug,
-{
-    let api: Api<K> = Api::namespaced(client.clone(), namespace.unwrap_or_default());
-    disown_in(&api).await
-}
-
-async fn disown_all<K>(client: &Client) -> Result<(), Error>
-where
-    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
-        + Serialize
-        + DeserializeOwned
-        + Clone
-        + std::fmt::Debug,
-{
-    disown_in(&Api::<K>::all(client.clone())).await
-}
-
-async fn disown_in<K>(api: &Api<K>) -> Result<(), Error>
+async fn disown<K>(api: &Api<K>) -> Result<(), Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + std::fmt::Debug,
 {

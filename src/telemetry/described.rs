@@ -1,6 +1,12 @@
 //! What each metric means: the one place that gives it its name and its help, and from which the reference is written.
 
-use prometheus_client::registry::{Metric, Registry};
+use std::fmt;
+
+use prometheus_client::{
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::gauge::ConstGauge,
+    registry::{Metric, Registry},
+};
 
 /// How Prometheus takes a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +57,12 @@ impl Described {
 
     pub const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
         Self { name, kind: Kind::Histogram, labels, unit: Unit::Seconds, help }
+    }
+
+    /// A value that is known at the moment of the question, of a gauge without labels of its own.
+    pub fn encode(&self, encoder: &mut DescriptorEncoder<'_>, value: i64) -> fmt::Result {
+        let gauge = ConstGauge::new(value);
+        gauge.encode(encoder.encode_descriptor(self.name, self.help, None, gauge.metric_type())?)
     }
 
     /// Under its name and with its help.

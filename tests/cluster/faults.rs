@@ -25,7 +25,7 @@ use crate::{
         turn::{LEASE, ML, Turn, turn},
         wait,
     },
-    transitions::{annotate, config, container_node, gpu_pod, phases, to_passthrough, unschedulable, until_phase},
+    transitions::{annotate, container_node, gpu_pod, phases, to_passthrough, unschedulable, until_phase},
 };
 
 const POLICY: &str = "cluster-policy";
@@ -80,7 +80,7 @@ async fn slow_pod(t: &Turn, agent: &Agent) -> Pod {
 fn an_operator_that_is_killed_in_any_phase_is_followed_by_one_that_goes_on_from_there() {
     turn(async |t| {
         let kubelets = Kubelets::start(t);
-        config(t, json!({"evict": "Pods"})).await;
+        policies::config(t, json!({"evict": "Pods"})).await;
         let op = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let other = container_node(t, "n2").await;
@@ -167,7 +167,7 @@ async fn taken_back(t: &Turn, agent: &Agent) {
 fn in_every_phase_before_the_agent_is_asked_a_change_is_taken_back_and_the_node_is_as_before() {
     turn(async |t| {
         let kubelets = Kubelets::start(t);
-        config(t, json!({"evict": "Pods"})).await;
+        policies::config(t, json!({"evict": "Pods"})).await;
         let _operator = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let agent = container_node(t, "n1").await;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     support::{NAMESPACE, cluster::command, identity, kubelets::Kubelets, nodes, policies, turn::Turn, turn::turn},
-    transitions::{config, container_node, gpu_pod, to_passthrough, until_phase},
+    transitions::{container_node, gpu_pod, to_passthrough, until_phase},
 };
 
 const POLICY: &str = "cluster-policy";
@@ -38,7 +38,7 @@ fn outside_of_the_maintenance_windows_a_change_waits_and_says_until_when() {
     turn(async |t| {
         let _kubelets = Kubelets::start(t);
         let opens = Timestamp::now().to_zoned(TimeZone::UTC) + 6.hours();
-        config(t, window(&format!("0 {} * * *", opens.hour()), "1h", "UTC")).await;
+        policies::config(t, window(&format!("0 {} * * *", opens.hour()), "1h", "UTC")).await;
         let _operator = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let agent = container_node(t, "n1").await;
@@ -56,14 +56,14 @@ fn outside_of_the_maintenance_windows_a_change_waits_and_says_until_when() {
         assert!(refusal(t, &window("0 1 * * *", "1m", "UTC")).await.contains("5m to 168h"));
         assert!(refusal(t, &window("0 1 * *", "1h", "UTC")).await.contains("schedule"));
         // What only its reader can tell: those before it count.
-        config(t, window("0 0 30 2 *", "1h", "UTC")).await;
+        policies::config(t, window("0 0 30 2 *", "1h", "UTC")).await;
         let parts = ["0 0 30 2 *", "never opens"];
         policies::until(t, POLICY, PolicyState::NotReady, "InvalidMaintenanceWindow", &parts).await;
         let transitions: Api<GPUTransition> = t.all();
         let still = transitions.get("n1").await.expect("a GPUTransition").status.expect("a status");
         assert_eq!((still.phase, still.message), (Phase::WaitForSlot, status.message));
 
-        config(t, window("* * * * *", "1h", "Europe/Berlin")).await;
+        policies::config(t, window("* * * * *", "1h", "Europe/Berlin")).await;
         until_phase(t, "n1", Phase::Done, "Serving").await;
     });
 }
@@ -107,7 +107,7 @@ fn a_reader_sees_what_a_mode_would_do_to_a_node_and_whom_it_meets_and_nothing_ha
         let shown: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
         assert_eq!((code, &shown["blocks"][0]["reason"]), (Some(2), &json!("GPUInUse")), "{said}");
         assert_eq!(shown["affectedPods"], json!(["ml/train"]));
-        config(t, json!({"evict": "Pods"})).await;
+        policies::config(t, json!({"evict": "Pods"})).await;
         let (code, said) = plan(&reader, &["--mode", "vm-passthrough"]);
         assert_eq!(code, Some(0), "{said}");
         for part in

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crds::{
     WorkloadMode, labels,
-    v1alpha1::{GPUTransition, GPUVirtConfig, Holder, TransitionPhase as Phase},
+    v1alpha1::{GPUTransition, Holder, TransitionPhase as Phase},
 };
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod},
@@ -56,13 +56,6 @@ pub async fn until_phase(t: &Turn, node: &str, phase: Phase, reason: &str) -> GP
 
 pub fn phases(object: &GPUTransition) -> Vec<Phase> {
     object.status.iter().flat_map(|status| status.history.iter().map(|event| event.phase)).collect()
-}
-
-pub async fn config(t: &Turn, spec: Value) {
-    let object = json!({"apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": "default"}, "spec": spec});
-    let configs: Api<GPUVirtConfig> = t.all();
-    let params = PatchParams::apply("a-test").force();
-    configs.patch("default", &params, &Patch::Apply(&object)).await.expect("a GPUVirtConfig");
 }
 
 /// A pod of a user that the kubelet has given the node's GPU to.
@@ -198,7 +191,7 @@ fn nodes_change_one_after_another_unless_the_budget_says_otherwise() {
         spans.sort();
         assert!(spans.windows(2).all(|two| two[0].1 <= two[1].0), "one at a time: {spans:?}");
 
-        config(t, json!({"budget": {"maxParallel": "100%", "maxUnavailable": "100%"}})).await;
+        policies::config(t, json!({"budget": {"maxParallel": "100%", "maxUnavailable": "100%"}})).await;
         for agent in &agents {
             agent.change(|host| host.obeys = false);
             nodes::label(t, &agent.node, &[(labels::WORKLOAD_CONFIG, None)]).await;
@@ -217,7 +210,7 @@ fn nodes_change_one_after_another_unless_the_budget_says_otherwise() {
 fn a_pod_is_evicted_by_its_disruption_budget_from_a_closed_node_that_is_opened_again() {
     turn(async |t| {
         let _kubelets = Kubelets::start(t);
-        config(t, json!({"evict": "Pods"})).await;
+        policies::config(t, json!({"evict": "Pods"})).await;
         let _operator = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let agent = container_node(t, "n1").await;
@@ -253,7 +246,7 @@ fn a_pod_is_evicted_by_its_disruption_budget_from_a_closed_node_that_is_opened_a
 fn a_node_that_an_admin_has_closed_stays_closed() {
     turn(async |t| {
         let _kubelets = Kubelets::start(t);
-        config(t, json!({"evict": "Pods"})).await;
+        policies::config(t, json!({"evict": "Pods"})).await;
         let _operator = t.operator("op-1").await;
         policies::create(t, policies::valid(POLICY)).await;
         let agent = container_node(t, "n1").await;
@@ -304,7 +297,7 @@ fn a_vm_is_stopped_only_by_the_approval_of_the_plan_that_names_it() {
     turn(async |t| {
         with_kubevirt(t, json!({"pciHostDevices": [nic()]})).await;
         let _kubelets = Kubelets::start(t);
-        config(t, json!({"evict": "PodsAndVMs"})).await;
+        policies::config(t, json!({"evict": "PodsAndVMs"})).await;
         let _operator = t.operator("op-1").await;
         let agent = offering(t).await;
         until_permitted(t, &["intel.com/x710", T4]).await;

@@ -9,19 +9,26 @@ use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{turn::Turn, wait};
 
 /// A node that is Ready and takes pods.
 pub async fn create(turn: &Turn, name: &str, labels: &[(&str, &str)]) -> Node {
+    let node = serde_json::from_value(object(name, labels)).expect("a Node");
+    let nodes: Api<Node> = turn.all();
+    nodes.create(&PostParams::default(), &node).await.expect("a node should be creatable")
+}
+
+/// As its kubelet writes it.
+pub fn object(name: &str, labels: &[(&str, &str)]) -> Value {
     let mut all = json!({"kubernetes.io/os": "linux", "kubernetes.io/hostname": name});
     for (key, value) in labels {
         all[*key] = json!(value);
     }
     let now = Time(Timestamp::now());
     let room = json!({"cpu": "64", "memory": "256Gi", "pods": "110"});
-    let node = json!({
+    json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": all},
@@ -38,15 +45,12 @@ pub async fn create(turn: &Turn, name: &str, labels: &[(&str, &str)]) -> Node {
                 "lastHeartbeatTime": now, "lastTransitionTime": now,
             }],
         },
-    });
-    let node = serde_json::from_value(node).expect("a Node");
-    let nodes: Api<Node> = turn.all();
-    nodes.create(&PostParams::default(), &node).await.expect("a node should be creatable")
+    })
 }
 
 /// As `kubectl label node`; `None` removes.
 pub async fn label(turn: &Turn, name: &str, labels: &[(&str, Option<&str>)]) -> Node {
-    let labels: serde_json::Map<String, serde_json::Value> =
+    let labels: serde_json::Map<String, Value> =
         labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
     let patch = json!({"metadata": {"labels": labels}});
     let nodes: Api<Node> = turn.all();

@@ -1,6 +1,9 @@
-//! ClusterPolicies.
+//! ClusterPolicies, and the `GPUVirtConfig`.
 
-use crds::v1::{ClusterPolicy, PolicyState};
+use crds::{
+    v1::{ClusterPolicy, PolicyState},
+    v1alpha1::{CONFIG_NAME, GPUVirtConfig},
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
     Api,
@@ -63,4 +66,14 @@ pub async fn until_condition(turn: &Turn, name: &str, type_: &str, reason: &str,
 
 pub fn ready(policy: &ClusterPolicy) -> Option<&Condition> {
     policy.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == "Ready")
+}
+
+/// The `GPUVirtConfig` that counts has this.
+pub async fn config(turn: &Turn, spec: Value) {
+    let object = json!({
+        "apiVersion": "gpuvirt.io/v1alpha1", "kind": "GPUVirtConfig", "metadata": {"name": CONFIG_NAME}, "spec": spec,
+    });
+    let configs: Api<GPUVirtConfig> = turn.all();
+    let params = PatchParams::apply("a-test").force();
+    configs.patch(CONFIG_NAME, &params, &Patch::Apply(&object)).await.expect("a GPUVirtConfig should be accepted");
 }

@@ -1,6 +1,6 @@
 //! Tests take turns on one control plane, and each begins on a clean one.
 
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::{collections::BTreeMap, path::Path, sync::OnceLock};
 
 use crds::{
     labels,
@@ -109,6 +109,11 @@ impl Turn {
     /// `listen`: where its metrics are.
     pub async fn operator_with(&self, pod: &str, level: &str, listen: &str) -> Program {
         let kubeconfig = identity::service_account(self, "gpuvirt-operator", None).await;
+        self.operator_by(&kubeconfig, pod, level, listen)
+    }
+
+    /// `kubeconfig`: its way to the API server.
+    pub fn operator_by(&self, kubeconfig: &Path, pod: &str, level: &str, listen: &str) -> Program {
         Program::start(
             self,
             pod,

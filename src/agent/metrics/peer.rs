@@ -10,19 +10,15 @@ use std::{
 
 use crds::WorkloadMode;
 use k8s_openapi::jiff::Timestamp;
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::gauge::ConstGauge,
-    registry::Registry,
-};
+use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Registry};
 use vfio::function::NVIDIA;
 
 use super::{super::translate, NODE, Round};
-use crate::telemetry::{Described, Unit};
+use crate::{
+    node_status::{BEGAN, PCI},
+    telemetry::{Described, Unit},
+};
 
-const BEGAN: Described =
-    Described::gauge("gpu_operator_node_metrics_ready_ts_seconds", NODE, Unit::Time, "When this exporter began");
 const DRIVER: Described = Described::gauge(
     "gpu_operator_node_driver_ready",
     NODE,
@@ -58,12 +54,6 @@ const OFFERED: Described = Described::gauge(
     NODE,
     Unit::Time,
     "When there were any last, 0 for never",
-);
-const PCI: Described = Described::gauge(
-    "gpu_operator_nvidia_pci_devices_total",
-    NODE,
-    Unit::Count,
-    "PCI functions of NVIDIA, whatever their driver",
 );
 
 #[cfg(test)]
@@ -141,8 +131,7 @@ impl Collector for Peer {
             (OFFERED, shown.offered),
             (PCI, shown.functions),
         ] {
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(metric.name, metric.help, None, gauge.metric_type())?)?;
+            metric.encode(&mut encoder, value)?;
         }
         Ok(())
     }

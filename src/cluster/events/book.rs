@@ -66,13 +66,18 @@ struct Purse {
 pub struct Book {
     told: HashMap<Entry, Told>,
     purses: HashMap<Subject, Purse>,
+    /// When what is over was last taken out: not for each event, of which a fleet that changes tells tens of thousands.
+    swept: Option<Instant>,
 }
 
 impl Book {
     pub fn note(&mut self, entry: &Entry, now: Instant, time: Timestamp) -> What {
-        self.told.retain(|_, told| now < told.seen + KEPT);
-        self.purses.retain(|_, purse| now < purse.filled + REFILL * BURST);
-        if let Some(told) = self.told.get_mut(entry) {
+        if self.swept.is_none_or(|swept| now >= swept + REFILL) {
+            self.told.retain(|_, told| now < told.seen + KEPT);
+            self.purses.retain(|_, purse| now < purse.filled + REFILL * BURST);
+            self.swept = Some(now);
+        }
+        if let Some(told) = self.told.get_mut(entry).filter(|told| now < told.seen + KEPT) {
             told.count = told.count.saturating_add(1);
             (told.seen, told.last) = (now, time);
             let counting = std::mem::replace(&mut told.counting, true);

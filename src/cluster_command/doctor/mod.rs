@@ -18,7 +18,7 @@ pub use self::facts::Facts;
 use super::{Target, status::Error};
 use crate::{
     answer::Output,
-    terminal::{BAD, FAINT, GOOD, STRONG, WARN, paint, print, wrapped},
+    terminal::{BAD, FAINT, GOOD, STRONG, WARN, paint, wrapped},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -149,7 +149,7 @@ pub fn report(facts: &Facts) -> Report {
 pub async fn run(target: &Target, output: Output) -> Result<bool, Error> {
     let (client, _) = target.connect().await?;
     let report = report(&Facts::read(&client).await);
-    print(&output.answer(&report, text)?)?;
+    output.print(&report, text)?;
     Ok(report.errors == 0)
 }
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     answer::Output,
-    terminal::{BAD, FAINT, GOOD, PLAIN, STRONG, WARN, indented, paint, print, wrapped},
+    terminal::{BAD, FAINT, GOOD, PLAIN, STRONG, WARN, indented, paint, wrapped},
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,7 +43,7 @@ pub async fn run(target: &Target, gpu: &str, output: Output) -> Result<bool, Err
     let (client, _) = target.connect().await?;
     let fleet = Fleet::read(&client).await?;
     let explained = explained(&fleet, gpu)?;
-    print(&output.answer(&explained, text)?)?;
+    output.print(&explained, text)?;
     Ok(match explained.gpu.state {
         State::Unhealthy | State::Refused | State::Withheld => false,
         State::InUse | State::Degraded | State::Free => true,

@@ -40,8 +40,6 @@ pub enum Error {
     NoPolicyAtAll,
     #[error(transparent)]
     Form(#[from] answer::Error),
-    #[error("the answer cannot be printed")]
-    Print(#[from] std::io::Error),
 }
 
 fn listed(what: &str, names: &[String]) -> String {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     answer::Output,
-    terminal::{BAD, FAINT, GOOD, STRONG, WARN, WIDTH, paint, print},
+    terminal::{BAD, FAINT, GOOD, STRONG, WARN, WIDTH, paint},
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,7 +39,7 @@ pub async fn run(target: &Target, name: &str, output: Output) -> Result<bool, Er
     let (client, _) = target.connect().await?;
     let fleet = Fleet::read(&client).await?;
     let explained = explained(&fleet, name).ok_or_else(|| no_node(&fleet, name))?;
-    print(&output.answer(&explained, text)?)?;
+    output.print(&explained, text)?;
     Ok(explained.node.ready)
 }
 

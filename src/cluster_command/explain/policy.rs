@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{super::Target, super::fleet::Fleet, Error};
 use crate::{
     answer::Output,
-    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, indented, paint, print, table},
+    terminal::{BAD, Cell, FAINT, GOOD, PLAIN, STRONG, WARN, indented, paint, table},
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,7 +34,7 @@ pub struct Explained {
 pub async fn run(target: &Target, name: Option<&str>, output: Output) -> Result<bool, Error> {
     let (client, _) = target.connect().await?;
     let explained = explained(&Fleet::read(&client).await?, name)?;
-    print(&output.answer(&explained, text)?)?;
+    output.print(&explained, text)?;
     Ok(explained.state == Some(PolicyState::Ready))
 }
 

@@ -15,7 +15,7 @@ use crate::{
         explain::{Explanation, Reason, Request},
         look,
     },
-    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, indented, paint, print, table},
+    terminal::{BAD, Cell, GOOD, PLAIN, STRONG, WARN, indented, paint, table},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub async fn run(target: &Target, vmi: &str, output: Output) -> Result<bool, Err
     let (client, own) = target.connect().await?;
     let (namespace, name) = vmi.split_once('/').unwrap_or((own.as_str(), vmi));
     let explanation = explained(&client, namespace, name).await?;
-    print(&output.answer(&explanation, text)?)?;
+    output.print(&explanation, text)?;
     Ok(!explanation.reason.is_about_gpus())
 }
 

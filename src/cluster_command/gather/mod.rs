@@ -28,10 +28,7 @@ use serde_json::Value;
 
 use self::{archive::Archive, redact::Redactor};
 use super::{Target, TargetError, doctor, fleet::Fleet, report::report, status};
-use crate::{
-    answer::{self, Output},
-    terminal::print,
-};
+use crate::answer::{self, Output};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -41,8 +38,6 @@ pub enum Error {
     File { file: PathBuf, source: io::Error },
     #[error(transparent)]
     Form(#[from] answer::Error),
-    #[error("the answer cannot be printed")]
-    Print(#[from] io::Error),
 }
 
 /// What is to be gathered.
@@ -145,7 +140,7 @@ pub async fn run(target: &Target, wish: Wish, output: Output) -> Result<(), Erro
     archive.finish().and_then(|mut out| out.flush()).map_err(failed)?;
     let bytes = std::fs::metadata(&file).map_err(failed)?.len();
     let gathered = Gathered { file: file.clone(), files, bytes, missing };
-    Ok(print(&output.answer(&gathered, text)?)?)
+    Ok(output.print(&gathered, text)?)
 }
 
 /// Readable by its owner alone, where files know such a thing. One that is there already stays.

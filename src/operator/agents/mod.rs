@@ -34,6 +34,7 @@ use super::{
     drivers::{Revision, newest_of, settled},
     pod_watches::PodWatches,
     policy::AGENT,
+    selector,
     transition::rules::Rules,
     world::{Wake, World},
 };
@@ -135,10 +136,8 @@ impl Agents {
     }
 
     fn watch(&self, set: &DaemonSet) {
-        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
-        let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
         let due = self.due.clone();
-        self.pods.watch(AGENT, watcher::Config::default().labels(&by.join(",")), move |_| due.notify_one());
+        self.pods.watch(AGENT, watcher::Config::default().labels(&selector::of_set(set)), move |_| due.notify_one());
     }
 
     /// Nodes whose agent is asked to change them, or is about to be.

@@ -37,6 +37,7 @@ use super::{
     pod::ready,
     pod_watches::PodWatches,
     policy::DRIVERS,
+    selector,
     transition::Upgrades,
     world::{NodeWork, Wake, World},
 };
@@ -227,9 +228,7 @@ impl Drivers {
 
 /// A set's newest revision, once its controller has made it.
 pub async fn newest_of(all: &Api<ControllerRevision>, set: &DaemonSet) -> Result<Option<Revision>, kube::Error> {
-    let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone());
-    let by: Vec<String> = selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
-    let listed = all.list(&ListParams::default().labels(&by.join(","))).await?;
+    let listed = all.list(&ListParams::default().labels(&selector::of_set(set))).await?;
     Ok(newest(set, &listed.items))
 }
 

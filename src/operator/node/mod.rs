@@ -141,7 +141,7 @@ async fn reconcile(node: Arc<NodeMeta>, context: Arc<Context>) -> Result<Action,
     let guarded = context.world.gpu_node(&name);
     let gpu_node = match guarded.as_deref().map(|guard| &guard.0) {
         None => None,
-        Some(Ok(watched)) => Some(context.latest.newest(watched)),
+        Some(Ok(watched)) => context.latest.of(&name, Some(watched)),
         Some(Err(invalid)) => {
             tracing::warn!(node = name, error = %invalid, "GPUNode does not decode: the node is left alone");
             return Ok(Action::await_change());

@@ -67,6 +67,7 @@ use super::{
     node::mode::NodePolicy,
     peer,
     pod_watches::PodWatches,
+    selector,
     world::World,
 };
 use crate::{
@@ -292,11 +293,8 @@ fn look_at_pods(context: &Context, operands: &build::Operands, judgement: &Judge
     let waiting = judgement.operands.iter().filter(|operand| !operand.reason.is_empty() && operand.desired > 0);
     let waiting: BTreeSet<&str> = waiting.map(|operand| operand.name.as_str()).collect();
     for set in operands.daemon_sets.iter().filter(|set| waiting.contains(set.name_any().as_str())) {
-        let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.as_ref());
-        let selector: Vec<String> =
-            selector.into_iter().flatten().map(|(key, value)| format!("{key}={value}")).collect();
         let due = context.due.clone();
-        let config = watcher::Config::default().labels(&selector.join(","));
+        let config = watcher::Config::default().labels(&selector::of_set(set));
         context.pods.watch(&set.name_any(), config, move |_| due.notify_one());
     }
     context.pods.forget_others(&waiting);

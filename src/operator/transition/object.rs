@@ -1,5 +1,7 @@
 //! Reading and writing `GPUTransition` objects, by what was written last where the watch is behind.
 
+use std::borrow::Cow;
+
 use crds::v1alpha1::{GPUTransition, GPUTransitionStatus};
 use kube::{
     Api, Client, ResourceExt,
@@ -40,8 +42,8 @@ impl Objects {
     pub fn get(&self, name: &str) -> Result<Option<GPUTransition>, Box<InvalidObject>> {
         let guarded = self.watched.get(&ObjectRef::new(name));
         match guarded.as_deref().map(|guarded| &guarded.0) {
-            None => Ok(self.latest.of(name, None)),
-            Some(Ok(object)) => Ok(self.latest.of(name, Some(object))),
+            None => Ok(self.latest.of(name, None).map(Cow::into_owned)),
+            Some(Ok(object)) => Ok(self.latest.of(name, Some(object)).map(Cow::into_owned)),
             Some(Err(invalid)) => Err(Box::new(invalid.clone())),
         }
     }
